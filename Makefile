@@ -1,0 +1,40 @@
+# Everything starts here: each target sets up what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow lint format clean
+
+demo: .venv/installed
+	$(BIN)/lewm demo
+
+test: .venv/installed-dev
+	./scripts/test-packages.sh
+	$(MAKE) --no-print-directory lint
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-slow: .venv/installed-dev
+	$(BIN)/pytest -n 2 -m slow
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+# The public implementation is installed without its dependencies: the parity tests load its network only.
+.venv/installed-dev: .venv/installed
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,parity]'
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps stable-worldmodel
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

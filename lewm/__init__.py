@@ -1,0 +1,41 @@
+"""LeWorldModel: learn a latent world model from pixels and actions, and plan in it.
+
+    model = lewm.LeWM.from_pretrained("runs/demo")
+    planner = lewm.Planner(model)
+    plan = planner.plan(context, goal)
+
+Names are imported on first use, so that ``import lewm`` stays quick and pulls in no simulator.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import lewm.envs  # noqa: F401  (registers the Gymnasium ids; imports no simulator)
+from lewm.version import __version__
+
+if TYPE_CHECKING:
+    from lewm.config import Config, preset
+    from lewm.data.collect import collect
+    from lewm.envs.registry import make_env, register_env
+    from lewm.model.world_model import LeWM
+    from lewm.plan.mpc import Planner
+
+_HOMES = {
+    "Config": "lewm.config",
+    "LeWM": "lewm.model.world_model",
+    "Planner": "lewm.plan.mpc",
+    "collect": "lewm.data.collect",
+    "make_env": "lewm.envs.registry",
+    "preset": "lewm.config",
+    "register_env": "lewm.envs.registry",
+}
+
+__all__ = ["Config", "LeWM", "Planner", "__version__", "collect", "make_env", "preset", "register_env"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lewm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

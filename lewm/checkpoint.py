@@ -1,0 +1,203 @@
+"""Files that hold a model: safetensors weights beside a JSON description. Never pickled, never half-written.
+
+    DIR/model.safetensors    the weights
+    DIR/config.json          format version, architecture, action statistics, SHA-256 of the weights
+
+Both appear under their names once they are complete on disk; the hash tells files of two pairs apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from lewm.errors import CheckpointError
+from lewm.version import __version__
+
+FORMAT_VERSION = 1
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+
+
+def save_model(directory: str | Path, tensors: Mapping[str, torch.Tensor], description: dict[str, Any]) -> Path:
+    """Write weights and their description; an interruption or a full disk leaves what was there before."""
+    directory = Path(directory)
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        with replacing(directory / WEIGHTS, directory / CONFIG) as (weights, config):
+            write_tensors(weights, tensors)
+            versions = {"format": "lewm", "format_version": FORMAT_VERSION, "lewm_version": __version__}
+            document = {**versions, "weights_sha256": _sha256(weights), **description}
+            config.write_text(json.dumps(document, indent=2) + "\n")
+    return directory
+
+
+def load_model(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors and the description that ``save_model`` wrote, checked against one another."""
+    document = load_document(directory)
+    path = directory / WEIGHTS
+    tensors = read_tensors(path)
+    if document.get("weights_sha256") not in (None, _sha256(path)):
+        raise CheckpointError(f"{path} does not belong to its {CONFIG} (SHA-256 differs). Copy both from one place.")
+    return tensors, document
+
+
+def load_document(directory: Path) -> dict[str, Any]:
+    """A checkpoint's config.json, after checking that this version of lewm can read it."""
+    path = directory / CONFIG
+    if not path.is_file():
+        raise CheckpointError(f"{directory} holds no {CONFIG}: expected a folder written by lewm.")
+    document = read_json(path)
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if not isinstance(version, int) or document.get("format") != "lewm":
+        raise CheckpointError(f"{path} does not describe a lewm model; the authors' need `lewm import-official` first.")
+    if version > FORMAT_VERSION:
+        writer = f"lewm {document.get('lewm_version')} in format {version}"
+        raise CheckpointError(f"{directory} was written by {writer}, unknown here. Run `pip install --upgrade lewm`.")
+    return document
+
+
+def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], source: Path) -> None:
+    """Raise unless both mappings have the same names and shapes."""
+    problems = [f"missing {name}" for name in expected if name not in tensors]
+    problems += [f"unexpected {name}" for name in tensors if name not in expected]
+    problems += [
+        f"{name} has shape {tuple(tensors[name].shape)} instead of {tuple(expected[name].shape)}"
+        for name in expected
+        if name in tensors and tensors[name].shape != expected[name].shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise CheckpointError(f"The weights in {source} do not fit the model they describe: {shown}.")
+
+
+def resolve(source: str | Path) -> Path:
+    """The folder with a model's files: a folder itself, a run's newest checkpoint, or a hub download."""
+    path = Path(source)
+    if (path / CONFIG).is_file() and (path / WEIGHTS).is_file():
+        return path
+    if path.is_dir():
+        newest = latest(path / "checkpoints")
+        if newest is None:
+            raise CheckpointError(f"{path} holds neither {WEIGHTS} and {CONFIG} nor a run's checkpoints.")
+        return newest
+    if path.is_absolute() or str(source).count("/") != 1 or str(source).startswith("."):
+        raise CheckpointError(f"No model at {path}: no such folder.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=[WEIGHTS, CONFIG]))
+    # Refused names, the hub's answers and its HTTP library's failures share no base class across versions.
+    except Exception as error:
+        problem = f"{str(source)!r} is not a folder here, and could not be fetched as a Hugging Face repository"
+        raise CheckpointError(f"{problem}: {error}") from error
+
+
+def latest(directory: Path) -> Path | None:
+    """The newest of a run's checkpoints: a folder for each step in ``directory``, complete or absent."""
+    return max(directory.glob("step_*"), default=None)
+
+
+def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
+    """Make ``target`` appear with everything ``fill`` writes into it, or not at all."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    with disk_errors(target):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            fill(temporary)
+            for path in (*temporary.iterdir(), temporary):
+                _fsync(path)
+            if target.exists():
+                shutil.rmtree(target)
+            temporary.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        _fsync(target.parent)
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Remove all but the ``keep`` newest checkpoints."""
+    for old in sorted(directory.glob("step_*"))[:-keep]:
+        shutil.rmtree(old)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file; it is for ``write_folder`` or ``replacing`` to make it appear whole."""
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a safetensors file onto the CPU."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing.")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged or incomplete: {error}. Copy or train it again.") from error
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a JSON file atomically."""
+    with replacing(path) as (temporary,):
+        temporary.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def replacing(*paths: Path) -> Iterator[tuple[Path, ...]]:
+    """Yield temporary siblings that take the places of ``paths`` once all of them are complete and on disk."""
+    temporaries = tuple(path.with_name(f".{path.name}.tmp") for path in paths)
+    try:
+        yield temporaries
+        for temporary in temporaries:
+            _fsync(temporary)
+        for temporary, path in zip(temporaries, paths, strict=True):
+            temporary.replace(path)
+    finally:
+        for temporary in temporaries:
+            temporary.unlink(missing_ok=True)
+    _fsync(paths[0].parent)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn a failed write, as to a full or read-only disk, into an error that names the place."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise CheckpointError(f"{path} cannot be written: {error}.") from error
+        problem = f"The disk is full: {path} could not be written; what was there before is unchanged"
+        raise CheckpointError(f"{problem}. Free some space and resume.") from error

@@ -1,0 +1,268 @@
+"""The command line: `lewm VERB ...`. Heavy imports live inside the verbs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lewm.config import PRESETS, CollectConfig, Config, EvalConfig, PlanConfig, from_dict, preset
+from lewm.errors import ConfigError, LewmError, unknown_name
+from lewm.version import __version__
+
+if TYPE_CHECKING:
+    from lewm.evaluate.stats import Rate
+
+T = TypeVar("T")
+console = Console(highlight=False, soft_wrap=True)
+
+
+# -- verbs --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DemoArgs:
+    """The whole pipeline on TwoRoom: collect, train, plan, report. A second call reuses what is there."""
+
+    out: Path = Path("runs/demo")  # Where everything goes.
+    fresh: bool = False  # Start over.
+    seed: int = 0  # Everything random derives from it.
+
+
+def demo(arguments: list[str]) -> None:
+    """Collect, train, plan and report on TwoRoom, in minutes on a CPU"""
+    args = _parse(DemoArgs, arguments, "demo")
+    from lewm.demo import REPORT, run_demo
+
+    _print_rates(run_demo(replace(preset("demo"), seed=args.seed), args.out, args.fresh, console))
+    _say(f"Report: {args.out / REPORT}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectArgs(CollectConfig):
+    """Generate a dataset with an environment's expert. The same command resumes; more episodes append."""
+
+    env: tyro.conf.Positional[str]  # The environment; `lewm envs` lists them.
+    out: Path | None = None  # The dataset file; None: data/ENV.h5.
+    seed: int = 0  # Each episode is a function of this seed and its number.
+
+
+def collect(arguments: list[str]) -> None:
+    """Generate a dataset with an environment's expert"""
+    args = _parse(CollectArgs, arguments, "collect")
+    from lewm.demo import collect_with_progress
+
+    collect_with_progress(args.env, args.out or Path("data") / f"{args.env}.h5", args, args.seed, console)
+
+
+@dataclass(frozen=True)
+class TrainArgs:
+    """Train a world model. Every setting of the preset can be changed; the values shown are the preset's."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    resume: Literal["auto", "never"] = "auto"  # auto: continue the run in --out, if there is one.
+
+
+def train(arguments: list[str]) -> None:
+    """Train a world model on a dataset"""
+    name, rest = _take_positional(arguments, "train", "PRESET", f"one of {', '.join(PRESETS)}")
+    default = TrainArgs(replace(preset(name), out=Path("runs") / name))
+    args = _parse(TrainArgs, rest, f"train {name}", default)
+    from lewm.envs.registry import env_entry
+    from lewm.progress import training_bar
+    from lewm.train import loop
+
+    config = replace(args.config, env=env_entry(args.config.env).gym_id)
+    with training_bar(console) as monitor:
+        result = loop.train(config, args.resume, monitor)
+    _say(f"{result.steps} steps; checkpoint: {result.checkpoint}")
+    if result.interrupted:
+        raise KeyboardInterrupt
+
+
+@dataclass(frozen=True)
+class EvalArgs:
+    """Plan to the goals of an environment's frozen manifest. Defaults come from the checkpoint's own run."""
+
+    env: str = Config.env  # The environment to plan in.
+    out: Path | None = None  # Where to write the results as JSON; None: evaluation.json in the checkpoint's folder.
+    seed: int = 0  # Of the planner's random streams.
+    device: str = "auto"  # auto: cuda, then mps, then cpu.
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+
+def evaluate(arguments: list[str]) -> None:
+    """Measure how often planning reaches an environment's frozen goals"""
+    source, rest = _take_positional(arguments, "eval", "CHECKPOINT", "a model folder, a run folder or a hub id")
+    from lewm import checkpoint
+    from lewm.evaluate import runner
+    from lewm.model.world_model import LeWM
+    from lewm.progress import progress_bar
+
+    folder = checkpoint.resolve(source)
+    run = from_dict(Config, checkpoint.load_document(folder).get("run", {}))
+    default = EvalArgs(run.env, None, run.seed, "auto", run.plan, run.eval)
+    args = _parse(EvalArgs, rest, f"eval {source}", default)
+    config = replace(run, env=args.env, seed=args.seed, device=args.device, plan=args.plan, eval=args.eval)
+    model = LeWM.from_pretrained(folder, args.device)
+    with progress_bar(console, "plan") as on_progress:
+        evaluation = runner.evaluate(model, config, on_progress)
+    out = args.out or folder / "evaluation.json"
+    evaluation.save(out)
+    _print_rates(evaluation.rates())
+    _say(f"Results: {out}")
+
+
+@dataclass(frozen=True)
+class InfoArgs:
+    """Say what a checkpoint, a run or a dataset holds."""
+
+    path: tyro.conf.Positional[str]  # A model folder, a run folder, a hub id or a dataset file.
+
+
+def info(arguments: list[str]) -> None:
+    """Say what a checkpoint, a run or a dataset holds"""
+    args = _parse(InfoArgs, arguments, "info")
+    from lewm import describe
+
+    is_dataset = args.path.endswith((".h5", ".hdf5")) or Path(args.path).is_file()
+    rows = describe.dataset(Path(args.path)) if is_dataset else describe.model(args.path)
+    _print_grid((f"[bold]{name}[/]", escape(value)) for name, value in rows.items())
+
+
+def envs(arguments: list[str]) -> None:
+    """List the environments"""
+    if arguments:
+        raise ConfigError(f"usage: lewm envs; it takes no arguments, got {' '.join(arguments)}.")
+    from lewm.envs.registry import env_entry, env_names
+
+    entries = [env_entry(name) for name in env_names()]
+    _print_grid((f"[bold]{e.name}[/]", e.gym_id, f"{e.action_dim} actions", e.description) for e in entries)
+
+
+@dataclass(frozen=True)
+class ImportArgs:
+    """Convert the authors' weights.pt and config.json into a lewm checkpoint, tensor by tensor."""
+
+    weights: tyro.conf.Positional[Path]  # The official state dict.
+    config: tyro.conf.Positional[Path]  # The config.json beside it.
+    out: tyro.conf.Positional[Path]  # A new folder.
+    dataset: Path | None = None  # The dataset of these weights: planning needs its action statistics.
+    frame_skip: int = 5  # Primitive actions per block.
+
+
+def import_official(arguments: list[str]) -> None:
+    """Convert the authors' checkpoints"""
+    args = _parse(ImportArgs, arguments, "import-official")
+    from lewm.data.stats import action_stats
+    from lewm.data.store import EpisodeStore
+    from lewm.model import official
+
+    stats = action_stats(EpisodeStore(args.dataset).actions) if args.dataset else None
+    out = official.import_official(args.weights, args.config, args.out, stats, frame_skip=args.frame_skip)
+    _say(f"Imported to {out}. Look at it with `lewm info {out}`.")
+    if stats is None:
+        _say("It has no action statistics yet, so it cannot plan: import with --dataset to add them.")
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {
+    "demo": demo,
+    "collect": collect,
+    "train": train,
+    "eval": evaluate,
+    "info": info,
+    "envs": envs,
+    "import-official": import_official,
+}
+
+
+# -- the frame around them ------------------------------------------------------------------------------------------
+
+
+def main() -> NoReturn:
+    """Entry point of the `lewm` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; returns the process's exit status."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        _dispatch(arguments)
+        return 0
+    except LewmError as error:
+        errors.print(f"[bold red]Error:[/] {escape(str(error))}")
+        return 1
+    except KeyboardInterrupt:
+        errors.print("Interrupted. The same command continues where it stopped.")
+        return 130
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _dispatch(arguments: list[str]) -> None:
+    verb, *rest = arguments or ["--help"]
+    if verb in ("-h", "--help"):
+        console.print("[bold]lewm[/]: learn a latent world model from pixels and actions, and plan in it.\n")
+        _print_grid((f"  [bold]lewm {name}[/]", function.__doc__ or "") for name, function in VERBS.items())
+        console.print(f"\n`lewm VERB --help` says what a verb takes. Presets: {', '.join(PRESETS)}.")
+    elif verb in ("-V", "--version"):
+        console.print(f"lewm {__version__}")
+    elif verb in VERBS:
+        VERBS[verb](rest)
+    else:
+        raise ConfigError(unknown_name("command", verb, VERBS))
+
+
+def _parse(kind: type[T], arguments: list[str], prog: str, default: T | None = None) -> T:
+    """Parse a verb's arguments; tyro names unknown options and the nearest known ones."""
+    kwargs: dict[str, Any] = {} if default is None else {"default": default}
+    return tyro.cli(kind, prog=f"lewm {prog}", args=arguments, **kwargs)
+
+
+def _take_positional(arguments: list[str], verb: str, name: str, meaning: str) -> tuple[str, list[str]]:
+    """Split off the argument that decides what the others' defaults are."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    usage = f"usage: lewm {verb} {name} [options]; {name} is {meaning}"
+    if arguments and arguments[0] in ("-h", "--help"):
+        console.print(escape(f"{usage}.\n`lewm {verb} {name} --help` lists the options."))
+        raise SystemExit(0)
+    raise ConfigError(f"{name} is missing. {usage}.")
+
+
+def _say(message: str) -> None:
+    console.print(message, markup=False)
+
+
+def _print_rates(rates: dict[str, Rate]) -> None:
+    table = Table("", "success", "95 % interval", "episodes", box=None, header_style="bold")
+    for name, rate in rates.items():
+        low, high = rate.interval
+        interval = f"{100 * low:.1f} to {100 * high:.1f} %"
+        table.add_row(name, f"{100 * rate.value:.1f} %", interval, f"{rate.successes} of {rate.total}")
+    console.print(table)
+
+
+def _print_grid(rows: Any) -> None:
+    table = Table.grid(padding=(0, 3))
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,4 @@
+"""Episodes on disk and the training windows cut from them: collect -> store -> frames -> windows.
+
+Import from the modules: collecting worker processes load ``collect`` and ``store`` without paying for torch.
+"""

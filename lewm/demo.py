@@ -1,0 +1,83 @@
+"""`lewm demo`: the whole pipeline on TwoRoom, in minutes on a CPU, ending in a report.
+
+    OUT/dataset.h5  ->  OUT/training/  ->  OUT/evaluation.json, OUT/report.html
+
+Each stage picks up what an earlier call left, finished or not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from lewm import checkpoint
+from lewm.config import CollectConfig, Config, to_dict
+from lewm.data.collect import collect
+from lewm.errors import ConfigError
+from lewm.evaluate.report import write_report
+from lewm.evaluate.runner import evaluate
+from lewm.evaluate.stats import Rate
+from lewm.progress import progress_bar, training_bar
+from lewm.train.logs import read_metrics
+from lewm.train.loop import TrainResult, train
+
+DATASET, TRAINING, EVALUATION, REPORT = "dataset.h5", "training", "evaluation.json", "report.html"
+
+
+def run_demo(config: Config, out: Path, fresh: bool, console: Console) -> dict[str, Rate]:
+    """Run what is missing of the demo; returns the rates of its final table."""
+    if fresh:
+        _clear(out)
+    dataset = out / DATASET
+    config = replace(config, out=out / TRAINING, data=dataset)
+    collect_with_progress(config.env, dataset, config.collect, config.seed, console)
+    with training_bar(console) as monitor:
+        result = train(config, monitor=monitor)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return _finished_rates(out, config) or _evaluate(config, result, out, console)
+
+
+def collect_with_progress(env: str, out: Path, settings: CollectConfig, seed: int, console: Console) -> None:
+    """Collect a dataset behind a progress bar, and say what came of it."""
+    with progress_bar(console, "collect") as on_progress:
+        report = collect(env, out, settings.episodes, settings.resolution, seed, settings.workers, on_progress)
+    found = f"{report.path}: {report.episodes} episodes ({report.new_episodes} new), {report.frames} frames"
+    console.print(found, markup=False)
+
+
+def _clear(out: Path) -> None:
+    """Remove what a demo wrote, and nothing else."""
+    for path in out.glob(f"{DATASET}*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(out / TRAINING, ignore_errors=True)
+    for name in (EVALUATION, REPORT):
+        (out / name).unlink(missing_ok=True)
+
+
+def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
+    """The rates of an evaluation that an earlier call finished with this configuration."""
+    if not (out / EVALUATION).is_file() or not (out / REPORT).is_file():
+        return None
+    document = checkpoint.read_json(out / EVALUATION)
+    if document["config"] != to_dict(config):
+        raise ConfigError(f"{out} holds a demo with other settings. Start over with `lewm demo --fresh`.")
+    return {name: Rate(rate["successes"], rate["episodes"]) for name, rate in document["rates"].items()}
+
+
+def _evaluate(config: Config, result: TrainResult, out: Path, console: Console) -> dict[str, Rate]:
+    with progress_bar(console, "plan") as on_progress:
+        evaluation = evaluate(result.model, config, on_progress)
+    parameters = sum(p.numel() for p in result.model.parameters())
+    summary = {
+        "Environment": config.env,
+        "Model": f"{parameters:,} parameters, embedding of {config.model.embed_dim} numbers",
+        "Training": f"{result.steps} steps of {config.train.batch_size} windows on {result.model.device}",
+        "Checkpoint": str(result.checkpoint),
+    }
+    write_report(out / REPORT, evaluation, read_metrics(result.directory / "metrics.jsonl"), summary)
+    evaluation.save(out / EVALUATION)
+    return evaluation.rates()

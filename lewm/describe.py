@@ -1,0 +1,52 @@
+"""What `lewm info` says about a file: names and values, ready to print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lewm import checkpoint
+from lewm.data.stats import action_stats
+from lewm.data.store import EpisodeStore
+from lewm.model.world_model import LeWM
+from lewm.types import ActionStats
+
+
+def model(source: str) -> dict[str, str]:
+    """A checkpoint, loaded to make sure that it can be."""
+    folder = checkpoint.resolve(source)
+    document = checkpoint.load_document(folder)
+    loaded = LeWM.from_pretrained(folder, device="cpu")
+    config, vit = loaded.config, loaded.config.encoder
+    rows = {
+        "checkpoint": str(folder),
+        "written by": f"lewm {document['lewm_version']}, format {document['format_version']}",
+        "parameters": f"{sum(p.numel() for p in loaded.parameters()):,}",
+        "encoder": f"ViT/{vit.patch_size} at {vit.image_size} px: {vit.depth} layers of width {vit.width}",
+        "predictor": f"{config.predictor.depth} layers, embedding of {config.embed_dim}, history {config.history}",
+        "actions": f"{config.action_dim} numbers, blocks of {config.frame_skip}; {_stats(loaded.action_stats)}",
+    }
+    if training := document.get("training"):
+        rows["training"] = f"{training['step']} steps on {training['windows']} windows of {training['env']}"
+    return rows
+
+
+def dataset(path: Path) -> dict[str, str]:
+    """A dataset, opened with all its checks."""
+    with EpisodeStore(path) as store:
+        lengths = store.lengths
+        rows = {
+            "dataset": f"{path} ({path.stat().st_size / 2**20:.1f} MiB)",
+            "environment": store.environment or "not recorded",
+            "episodes": f"{len(lengths)}, of {lengths.min()} to {lengths.max()} frames (mean {lengths.mean():.1f})",
+            "frames": f"{store.num_frames:,} of {store.resolution} px",
+            "actions": f"{store.action_dim} numbers; {_stats(action_stats(store.actions))}",
+        }
+        rows |= {str(name): str(value) for name, value in store.attributes.items() if name != "environment"}
+    return rows
+
+
+def _stats(stats: ActionStats | None) -> str:
+    if stats is None:
+        return "no statistics (cannot plan)"
+    mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (stats.mean, stats.std))
+    return f"mean ({mean}), std ({std})"

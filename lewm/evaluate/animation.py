@@ -1,0 +1,68 @@
+"""Evaluation episodes as one animated GIF: where each began, what it had to reach, and what the agent did."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from lewm.envs.registry import make_env
+from lewm.types import Array, EpisodeResult
+
+FRAME_MS, HOLD_MS = 80, 2400  # GIF counts time in hundredths of a second
+RESOLUTION, COLUMNS = 112, 2
+MARGIN, GUTTER, GAP, BORDER, CAPTION = 16, 30, 12, 3, 22
+BACKGROUND, NEUTRAL, SOLVED, FAILED = (27, 32, 42), (138, 148, 168), (61, 191, 125), (240, 98, 98)
+
+
+def episodes_gif(env_name: str, results: Sequence[EpisodeResult]) -> bytes:
+    """An endless GIF of episodes side by side, each as start | goal | agent; one frame per environment state.
+
+    An episode that ends before the longest one holds its last picture, framed green if it was solved and red if not.
+    """
+    with make_env(env_name, RESOLUTION) as env:
+        goals = env.render_states(np.stack([result.goal for result in results]))
+        films = [env.render_states(result.states) for result in results]
+    return _encode([_picture(results, goals, films, step) for step in range(max(map(len, films)))])
+
+
+def _picture(results: Sequence[EpisodeResult], goals: Array, films: Sequence[Array], step: int) -> Image.Image:
+    """The whole grid, ``step`` actions into every episode. goals: (N, R, R, 3).  films: N of (steps+1, R, R, 3)."""
+    columns, rows = min(COLUMNS, len(results)), -(-len(results) // COLUMNS)
+    width, height = 3 * RESOLUTION + 2 * GAP + GUTTER, CAPTION + RESOLUTION + MARGIN
+    canvas = Image.new("RGB", (columns * width - GUTTER + 2 * MARGIN, rows * height + MARGIN), BACKGROUND)
+    draw = ImageDraw.Draw(canvas)
+    font = ImageFont.load_default(size=12)
+    for i, (result, goal, film) in enumerate(zip(results, goals, films, strict=True)):
+        now = film[min(step, len(film) - 1)]
+        tiles = ((f"{result.index}: start", NEUTRAL, film[0]), ("goal", NEUTRAL, goal), (*_status(result, step), now))
+        top, last = MARGIN + height * (i // COLUMNS) + CAPTION, RESOLUTION + BORDER - 1
+        for j, (caption, colour, pixels) in enumerate(tiles):
+            left = MARGIN + width * (i % COLUMNS) + (RESOLUTION + GAP) * j
+            draw.rectangle((left - BORDER, top - BORDER, left + last, top + last), fill=colour)
+            draw.text((left, top - CAPTION - 1), caption, fill=colour, font=font)
+            canvas.paste(Image.fromarray(pixels), (left, top))
+    return canvas
+
+
+def _status(result: EpisodeResult, step: int) -> tuple[str, tuple[int, int, int]]:
+    """What to write above the agent ``step`` actions into the animation, and the colour of that and of its frame."""
+    steps = len(result.states) - 1
+    if step < steps:
+        return f"step {step}", NEUTRAL
+    if result.success:
+        return f"solved at {result.first_success}", SOLVED
+    return f"not reached ({steps})", FAILED
+
+
+def _encode(pictures: Sequence[Image.Image]) -> bytes:
+    """Encode pictures as a GIF. One palette for all of them: nothing flickers, and only what moved is stored."""
+    # The first and the last picture hold every colour that occurs: moving, solved and failed.
+    sample = Image.fromarray(np.concatenate([np.asarray(pictures[0]), np.asarray(pictures[-1])]))
+    palette = sample.quantize(256, dither=Image.Dither.NONE)
+    first, *rest = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+    buffer = io.BytesIO()
+    first.save(buffer, "GIF", save_all=True, append_images=rest, duration=[FRAME_MS] * len(rest) + [HOLD_MS], loop=0)
+    return buffer.getvalue()

@@ -1,0 +1,1 @@
+"""Training: the two-term objective, the optimiser, and the loop around them."""

@@ -1,0 +1,50 @@
+"""Numbers that tell a healthy representation from a collapsed one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+# A Gaussian N(0, I) has standard deviation 1 and an effective rank near D; a collapsed cloud has neither.
+COLLAPSED_STD = 0.1
+COLLAPSED_RANK_SHARE = 0.05
+
+
+def embedding_std(z_BTD: torch.Tensor) -> torch.Tensor:
+    """Standard deviation over the batch, averaged over dimensions."""
+    return z_BTD.flatten(0, 1).float().std(0).mean()
+
+
+def effective_rank(z_BTD: torch.Tensor) -> torch.Tensor:
+    """exp of the entropy of the covariance's normalised eigenvalues: how many directions are in use."""
+    z = z_BTD.flatten(0, 1).float()
+    eigenvalues = torch.linalg.eigvalsh(torch.cov(z.T)).clamp_min(1e-12)
+    share = eigenvalues / eigenvalues.sum()
+    return (-(share * share.log()).sum()).exp()
+
+
+def straightness(z_BTD: torch.Tensor) -> torch.Tensor:
+    """Mean cosine similarity of consecutive latent velocities (paper, Eq. "path-straightening")."""
+    velocity = z_BTD.float().diff(dim=1)
+    return F.cosine_similarity(velocity[:, 1:], velocity[:, :-1], dim=-1).mean()
+
+
+def diagnose(z_BTD: torch.Tensor) -> dict[str, float]:
+    """All diagnostics of a batch of embedded windows."""
+    z_BTD = z_BTD.detach()
+    return {
+        "embedding_std": embedding_std(z_BTD).item(),
+        "effective_rank": effective_rank(z_BTD).item(),
+        "straightness": straightness(z_BTD).item(),
+    }
+
+
+def collapse_warning(diagnostics: dict[str, float], embed_dim: int) -> str | None:
+    """A sentence when the representation has collapsed, else None."""
+    std, rank = diagnostics["embedding_std"], diagnostics["effective_rank"]
+    if std >= COLLAPSED_STD and rank >= max(1.5, COLLAPSED_RANK_SHARE * embed_dim):
+        return None
+    return (
+        f"The representation has collapsed: embedding standard deviation {std:.3f} (healthy: near 1), effective "
+        f"rank {rank:.1f} of {embed_dim}. Raise sigreg.weight or lower train.lr."
+    )

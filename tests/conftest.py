@@ -1,0 +1,40 @@
+"""What the tests share: the smallest dataset and the smallest trained model, made once per process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lewm.config import Config, preset
+from lewm.data.collect import collect
+from lewm.model.world_model import LeWM
+from lewm.train.loop import train
+
+# The tensors are small and the tests run in parallel processes: more threads would only get in each other's way.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def debug_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """The "debug" preset on the CPU, with its dataset collected."""
+    config = preset("debug")
+    path = tmp_path_factory.mktemp("data") / "tworoom.h5"
+    collect(config.env, path, config.collect.episodes, config.collect.resolution, config.seed, workers=1)
+    return replace(config, data=path, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def debug_run(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished training run of ``debug_config``; not to be changed."""
+    out = tmp_path_factory.mktemp("runs") / "debug"
+    train(replace(debug_config, out=out))
+    return out
+
+
+@pytest.fixture
+def debug_model(debug_run: Path) -> LeWM:
+    """A model trained for a few steps, in evaluation mode on the CPU."""
+    return LeWM.from_pretrained(debug_run, device="cpu")

@@ -1,0 +1,56 @@
+"""Artificial episodes whose content says where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lewm.data.store import EpisodeStore, write_episodes
+
+RESOLUTION = 4
+
+
+def numbered_episodes(lengths: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
+    """Episodes in which every pixel is the row's number modulo 256, and the action (row, -row)."""
+    start = 0
+    for length in lengths:
+        rows = np.arange(start, start + length)
+        action = np.stack([rows, -rows], axis=1).astype(np.float32)
+        action[-1] = np.nan
+        pixels = np.broadcast_to(rows[:, None, None, None], (length, RESOLUTION, RESOLUTION, 3))
+        yield {
+            "pixels": pixels.astype(np.uint8),
+            "action": action,
+            "proprio": rows[:, None].astype(np.float32),
+            "state": rows[:, None].astype(np.float64),
+        }
+        start += length
+
+
+@pytest.fixture
+def write_tiny(tmp_path: Path) -> Callable[..., Path]:
+    """Writes numbered episodes of the given lengths and returns the file's path."""
+
+    def write(lengths: Sequence[int], name: str = "tiny.h5") -> Path:
+        path = tmp_path / name
+        write_episodes(path, numbered_episodes(lengths), {"environment": "lewm/Tiny-v0", "seed": 3})
+        return path
+
+    return write
+
+
+@pytest.fixture
+def tiny_store(write_tiny: Callable[..., Path]) -> Iterator[Callable[..., EpisodeStore]]:
+    """Opens numbered episodes of the given lengths."""
+    opened: list[EpisodeStore] = []
+
+    def open_store(lengths: Sequence[int]) -> EpisodeStore:
+        opened.append(EpisodeStore(write_tiny(lengths)))
+        return opened[-1]
+
+    yield open_store
+    for store in opened:
+        store.close()

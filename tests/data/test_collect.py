@@ -1,0 +1,284 @@
+"""Collection: the same file for any number of workers, whatever happened on the way."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lewm.data import collect as collect_module
+from lewm.data.collect import HELD_OUT_SEED, PART_EPISODES, CollectReport, collect, generate_episode
+from lewm.data.store import EpisodeStore
+from lewm.envs.registry import env_entry, make_env
+from lewm.errors import DataError, EnvError
+
+RESOLUTION = 14
+EPISODES = 2 * PART_EPISODES + 5
+
+# As users write them: an environment of their own in a module, and a script without a __main__ guard.
+OWN_ENVIRONMENT = """
+from lewm.envs.experts import TwoRoomExpert
+from lewm.envs.tworoom import TwoRoom
+
+class OwnRoom(TwoRoom):
+    def __init__(self, **options):
+        super().__init__(**options)
+        print("noise that is not an answer")
+"""
+OWN_SCRIPT = """
+import lewm
+from lewm.envs import EnvEntry
+
+lewm.register_env(EnvEntry("own", "own/Room-v0", "own:OwnRoom", "own:TwoRoomExpert", 20, 2, ("x", "y"), "A room."))
+report = lewm.collect("own", "data.h5", 40, resolution=8, workers=3)
+assert report.new_episodes == 40
+"""
+
+
+def collect_tiny(out: Path, episodes: int = EPISODES, seed: int = 11, workers: int = 1) -> CollectReport:
+    return collect("tworoom", out, episodes, resolution=RESOLUTION, seed=seed, workers=workers)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed collection by one process."""
+    out = tmp_path_factory.mktemp("reference") / "data.h5"
+    report = collect_tiny(out)
+    assert (report.episodes, report.new_episodes) == (EPISODES, EPISODES)
+    return out
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def assert_same_content(path: Path, expected: Path) -> None:
+    """Columns and attributes first, for a telling failure; then every byte."""
+    with EpisodeStore(path) as ours, EpisodeStore(expected) as theirs:
+        assert ours.attributes == theirs.attributes
+        assert ours.columns == theirs.columns
+        for name in ours.columns:
+            np.testing.assert_array_equal(ours.read_column(name), theirs.read_column(name))
+    assert path.read_bytes() == expected.read_bytes()
+
+
+def test_an_episode_follows_the_environment(reference: Path) -> None:
+    episode = generate_episode("tworoom", RESOLUTION, seed=11, index=20)
+    env = make_env("tworoom", RESOLUTION)
+    np.testing.assert_array_equal(episode["pixels"], env.render_states(episode["state"]))
+    env.reset(options={"state": episode["state"][0]})
+    assert np.isnan(episode["action"][-1]).all()
+    for action, state in zip(episode["action"][:-1], episode["state"][1:], strict=True):
+        env.step(action)
+        np.testing.assert_array_equal(env.state, state)
+    with EpisodeStore(reference) as store:
+        rows = slice(store.offsets[20], store.offsets[20] + store.lengths[20])
+        np.testing.assert_array_equal(store.read_column("state")[rows], episode["state"])
+        np.testing.assert_array_equal(store.actions[rows], episode["action"])
+        store.check_environment("lewm/TwoRoom-v0", action_dim=2)
+        assert (store.lengths <= env_entry("tworoom").episode_steps + 1).all()
+        first_states = store.read_column("state")[store.offsets]
+        assert len(np.unique(first_states, axis=0)) == EPISODES, "every episode has its own stream"
+
+
+def test_the_number_of_workers_does_not_change_the_file(tmp_path: Path, reference: Path) -> None:
+    collect_tiny(tmp_path / "data.h5", workers=2)
+    assert_same_content(tmp_path / "data.h5", reference)
+    assert names_in(tmp_path) == ["data.h5"], "no parts, lock or temporary file remains"
+
+
+def test_an_extended_file_is_the_one_collected_at_once(tmp_path: Path, reference: Path) -> None:
+    out = tmp_path / "data.h5"
+    collect_tiny(out, PART_EPISODES + 3)
+    assert collect_tiny(out, PART_EPISODES + 4).new_episodes == 1
+    assert collect_tiny(out).new_episodes == EPISODES - PART_EPISODES - 4
+    assert_same_content(out, reference)
+    assert collect_tiny(out, 5).new_episodes == 0, "there are enough"
+    assert_same_content(out, reference)
+
+
+def wait_for_a_part(process: subprocess.Popen, parts: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not list(parts.glob("*.h5")):
+        assert process.poll() is None, "the collection ended by itself"
+        assert time.monotonic() < deadline, "no part appeared"
+        time.sleep(0.005)
+
+
+def start_collecting(out: Path, workers: int) -> subprocess.Popen:
+    settings = {"episodes": 100_000, "resolution": RESOLUTION, "seed": 11, "workers": workers, "out": out}
+    options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "lewm", "collect", "tworoom", *options]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_collection_is_continued_and_nothing_is_lost(tmp_path: Path, reference: Path, workers: int) -> None:
+    out, parts = tmp_path / "data.h5", tmp_path / "data.h5.parts"
+    process = start_collecting(out, workers)
+    wait_for_a_part(process, parts)
+    process.kill()
+    process.communicate()
+    # It was to have more episodes than the reference: only the parts that both have are of use.
+    usable = [part for part in parts.glob("*.h5") if int(part.stem.split("-")[1]) <= EPISODES]
+    (parts / ".part.999.tmp").write_text("left by a kill while writing")
+    (parts / "merged.h5").write_bytes(reference.read_bytes())  # left by a kill between merging and renaming
+    report = collect_tiny(out)
+    assert report.new_episodes == EPISODES - len(usable) * PART_EPISODES < EPISODES
+    assert_same_content(out, reference)
+    assert names_in(tmp_path) == ["data.h5"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_collection_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    out, parts = tmp_path / "data.h5", tmp_path / "data.h5.parts"
+    process = start_collecting(out, workers=2)
+    wait_for_a_part(process, parts)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Interrupted." in errors
+    assert "Traceback" not in errors
+    assert names_in(tmp_path) == ["data.h5.parts"], "no half-written file, no lock"
+    assert {path.suffix for path in parts.iterdir()} == {".h5"}
+    for part in parts.iterdir():
+        with EpisodeStore(part) as store:
+            assert store.num_episodes == PART_EPISODES
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="lists processes")
+def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    process = start_collecting(tmp_path / "data.h5", workers=2)
+    wait_for_a_part(process, tmp_path / "data.h5.parts")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) >= 2
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline, "a worker is still there"
+        time.sleep(0.02)
+
+
+def test_other_settings_are_refused_and_named(tmp_path: Path, reference: Path) -> None:
+    out = tmp_path / "data.h5"
+    shutil.copy(reference, out)
+    with pytest.raises(DataError, match="seed is 11 there, but 12 was asked for"):
+        collect_tiny(out, EPISODES + 1, seed=12)
+    with pytest.raises(DataError, match="resolution is 14 there, but 28 was asked for"):
+        collect("tworoom", out, EPISODES, resolution=28, seed=11, workers=1)
+    assert out.read_bytes() == reference.read_bytes()
+
+
+def test_parts_of_another_collection_are_not_touched(tmp_path: Path, reference: Path) -> None:
+    parts = tmp_path / "data.h5.parts"
+    parts.mkdir()
+    foreign = parts / f"{PART_EPISODES:08d}-{2 * PART_EPISODES:08d}.h5"
+    shutil.copy(reference, foreign)
+    with pytest.raises(DataError, match=r"parts/.*seed is 11 there.* remove it"):
+        collect_tiny(tmp_path / "data.h5", episodes=3, seed=12)
+    assert foreign.exists()
+
+
+def test_two_writers_of_one_file_are_kept_apart(tmp_path: Path) -> None:
+    out = tmp_path / "data.h5"
+    with (tmp_path / "data.h5.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="Another process is collecting"):
+            collect_tiny(out, 2)
+    assert collect_tiny(out, 2).episodes == 2, "a lock file that nobody holds does not matter"
+
+
+def test_a_failing_episode_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_at_three(env_name: str, resolution: int, seed: int, index: int) -> dict[str, np.ndarray]:
+        if index == 3:
+            raise ValueError("the simulator exploded")
+        return generate_episode(env_name, resolution, seed, index)
+
+    monkeypatch.setattr(collect_module, "generate_episode", fail_at_three)
+    with pytest.raises(DataError, match=r"Episode 3 of tworoom .*ValueError\('the simulator exploded'\)"):
+        collect_tiny(tmp_path / "data.h5", 5)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_worker_reports_its_failing_episode(tmp_path: Path) -> None:
+    # Frames without pixels: the environment refuses them inside the worker processes.
+    with pytest.raises(DataError, match=r"Episode \d+ of tworoom .*resolution must be a positive"):
+        collect("tworoom", tmp_path / "data.h5", EPISODES, resolution=0, seed=0, workers=2)
+
+
+def test_progress_counts_episodes_up_to_the_total(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    total = PART_EPISODES + 2
+    collect("tworoom", tmp_path / "d.h5", total, RESOLUTION, 0, 1, lambda *counts: seen.append(counts))
+    assert seen == [(0, total), (PART_EPISODES, total), (total, total)]
+
+
+def child_processes() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="lists processes")
+def test_an_interrupt_anywhere_ends_the_workers_before_the_lock_is_given_up(tmp_path: Path) -> None:
+    before = child_processes()
+    seen_at_work: set[str] = set()
+
+    def interrupt(done: int, _total: int) -> None:
+        seen_at_work.update(child_processes() - before)
+        if done:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "data.h5"
+    with pytest.raises(KeyboardInterrupt):
+        collect("tworoom", out, 20 * PART_EPISODES, RESOLUTION, 0, workers=2, on_progress=interrupt)
+    assert len(seen_at_work) == 2
+    assert child_processes() == before
+    assert names_in(tmp_path) == ["data.h5.parts"]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_script_without_a_main_guard_collects_its_own_environment(tmp_path: Path) -> None:
+    scripts, work = tmp_path / "scripts", tmp_path / "work"
+    scripts.mkdir()
+    work.mkdir()
+    (scripts / "own.py").write_text(OWN_ENVIRONMENT)
+    (scripts / "script.py").write_text(OWN_SCRIPT)
+    command = [sys.executable, str(scripts / "script.py")]
+    done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert names_in(work) == ["data.h5"]
+    with EpisodeStore(work / "data.h5") as store:
+        store.check_environment("own/Room-v0", action_dim=2)
+        assert store.num_episodes == 40
+
+
+def test_a_worker_that_dies_is_reported_and_its_finished_parts_are_kept(tmp_path: Path) -> None:
+    def kill_one(done: int, _total: int) -> None:
+        victims = child_processes() - before
+        if done and victims:
+            os.kill(int(min(victims)), signal.SIGKILL)
+
+    before = child_processes()
+    out = tmp_path / "data.h5"
+    with pytest.raises(DataError, match=r"process died.*Collect again"):
+        collect("tworoom", out, 8 * PART_EPISODES, RESOLUTION, 0, workers=2, on_progress=kill_one)
+    assert list((tmp_path / "data.h5.parts").glob("*.h5"))
+    assert not out.exists()
+
+
+def test_bad_requests_create_nothing(tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match="Did you mean 'tworoom'"):
+        collect("twoo_room", tmp_path / "folder" / "data.h5", 5)
+    with pytest.raises(DataError, match="episodes must be at least 1"):
+        collect("tworoom", tmp_path / "folder" / "data.h5", 0)
+    with pytest.raises(DataError, match="held out"):
+        collect("tworoom", tmp_path / "folder" / "data.h5", 5, seed=HELD_OUT_SEED)
+    assert names_in(tmp_path) == []

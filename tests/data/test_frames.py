@@ -1,0 +1,58 @@
+"""Frame sources give the same frames, and the choice between them follows the memory there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from lewm.data.frames import DiskFrames, MemoryFrames, open_frames
+from lewm.data.store import EpisodeStore
+from lewm.errors import DataError
+
+TinyStore = Callable[..., EpisodeStore]
+FRAME_BYTES = 4 * 4 * 3
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+def test_gathered_frames_are_those_of_the_rows(tiny_store: TinyStore, cache: str, threads: int) -> None:
+    frames = open_frames(tiny_store([100, 70]), cache, threads)
+    rows = np.array([[0, 169, 5], [5, 64, 63]])
+    gathered = frames.gather(rows)
+    assert gathered.dtype == torch.uint8
+    assert gathered.shape == (2, 3, 4, 4, 3)
+    assert (gathered == torch.from_numpy(rows)[:, :, None, None, None]).all()
+    assert frames.gather(rows[:1, :1]).shape == (1, 1, 4, 4, 3), "fewer frames than threads"
+
+
+def test_the_free_memory_decides(tiny_store: TinyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def free_for(frames: float) -> None:
+        monkeypatch.setattr("lewm.data.frames._free_bytes", lambda _device: int(frames * FRAME_BYTES))
+
+    store, rows = tiny_store([10]), np.arange(10)[None]
+    in_memory = open_frames(store)
+    assert isinstance(in_memory, MemoryFrames), "480 bytes fit on any machine"
+    assert "decoded frames in cpu memory (0.0 MiB, the budget is" in in_memory.description
+    free_for(20)
+    assert isinstance(open_frames(store, "auto"), MemoryFrames), "exactly half"
+    free_for(15)
+    on_disk = open_frames(store, "auto")
+    assert isinstance(on_disk, DiskFrames), "more than half"
+    assert "decoded they would take 0.0 MiB, the budget is 0.0 MiB" in on_disk.description
+    assert torch.equal(in_memory.gather(rows), on_disk.gather(rows))
+    assert isinstance(open_frames(store, "memory"), MemoryFrames), "asked for by name, it fits"
+    free_for(10)
+    with pytest.raises(DataError, match=r"does not fit in memory: .*cache=disk"):
+        open_frames(store, "memory")
+
+
+def test_frames_go_to_the_device_if_it_has_room(tiny_store: TinyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"meta": 20, "cpu": 1000}
+    monkeypatch.setattr("lewm.data.frames._free_bytes", lambda device: free[device.type] * FRAME_BYTES)
+    store = tiny_store([10])
+    assert open_frames(store, device="meta").gather(np.zeros((1, 1), int)).device.type == "meta"
+    free["meta"] = 19
+    assert open_frames(store, device="meta").gather(np.zeros((1, 1), int)).device.type == "cpu"

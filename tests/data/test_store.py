@@ -1,0 +1,299 @@
+"""The dataset file: what is written is what is read, and what is wrong is said."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from lewm.data.store import EpisodeStore, merge_files, write_episodes
+from lewm.errors import DataError
+
+WriteTiny = Callable[..., Path]
+
+
+def edit(path: Path, change: Callable[[h5py.File], None]) -> Path:
+    with h5py.File(path, "r+") as file:
+        change(file)
+    return path
+
+
+def replace_column(name: str, make: Callable[[np.ndarray], np.ndarray]) -> Callable[[h5py.File], None]:
+    def change(file: h5py.File) -> None:
+        column = make(file[name][:])
+        del file[name]
+        file[name] = column
+
+    return change
+
+
+def test_a_store_gives_back_what_was_written(write_tiny: WriteTiny) -> None:
+    with EpisodeStore(write_tiny([5, 3])) as store:
+        assert store.lengths.tolist() == [5, 3]
+        assert store.offsets.tolist() == [0, 5]
+        assert (store.num_episodes, store.num_frames, store.resolution, store.action_dim) == (2, 8, 4, 2)
+        assert store.environment == "lewm/Tiny-v0"
+        assert store.attributes["seed"] == 3
+        assert store.attributes["format"] == "lewm-episodes"
+        assert store.read_column("state")[:, 0].tolist() == list(range(8))
+        assert store.actions[:4].tolist() == [[0, 0], [1, -1], [2, -2], [3, -3]]
+        assert np.isnan(store.actions[[4, 7]]).all()
+        frames = store.read_frames(np.array([6, 0, 6]))
+        assert frames.shape == (3, 4, 4, 3)
+        assert [np.unique(frame).tolist() for frame in frames] == [[6], [0], [6]]
+
+
+def test_a_reader_that_knows_only_the_official_layout_finds_the_episodes(write_tiny: WriteTiny) -> None:
+    with h5py.File(write_tiny([5, 3, 4]), "r") as file:
+        lengths, offsets = file["ep_len"][:], file["ep_offset"][:]
+        assert (lengths.dtype, offsets.dtype) == (np.int32, np.int64)
+        for episode, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
+            rows = slice(offset, offset + length)
+            assert (file["episode_idx"][rows] == episode).all()
+            assert file["step_idx"][rows].tolist() == list(range(length))
+            assert np.isnan(file["action"][rows]).any(axis=1).tolist() == [False] * (length - 1) + [True]
+            assert file["pixels"][rows][:, 0, 0, 0].tolist() == list(range(offset, offset + length))
+        assert file["pixels"].chunks == (1, 4, 4, 3)
+        assert file["pixels"].compression == "gzip"
+
+
+def test_official_files_without_attributes_are_read(write_tiny: WriteTiny) -> None:
+    path = edit(write_tiny([4, 4]), lambda file: file.attrs.clear())
+    with EpisodeStore(path) as store:
+        assert store.environment is None
+        store.check_environment("lewm/Anything-v0", action_dim=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chunks": (1, 4, 4, 3)},
+        {"chunks": (1, 4, 4, 3), "compression": "gzip", "shuffle": True},
+        {"chunks": (3, 4, 4, 3), "compression": "gzip"},
+        {"chunks": (1, 4, 4, 3), "compression": "lzf"},
+        {"chunks": None},
+    ],
+)
+def test_frames_are_the_same_however_they_are_stored(write_tiny: WriteTiny, options: dict) -> None:
+    plain, other = write_tiny([40], "plain.h5"), write_tiny([40], "other.h5")
+
+    def store_differently(file: h5py.File) -> None:
+        pixels = file["pixels"][:]
+        del file["pixels"]
+        file.create_dataset("pixels", data=pixels, **options)
+
+    rows = np.array([0, 39, 7, 7, 21])
+    with EpisodeStore(plain) as expected, EpisodeStore(edit(other, store_differently)) as got:
+        np.testing.assert_array_equal(got.read_frames(rows), expected.read_frames(rows))
+
+
+def test_frames_are_read_correctly_by_many_threads(write_tiny: WriteTiny) -> None:
+    rng = np.random.default_rng(0)
+    requests = [rng.integers(0, 200, 50) for _ in range(40)]
+    with EpisodeStore(write_tiny([200])) as store, ThreadPoolExecutor(8) as pool:
+        for rows, frames in zip(requests, pool.map(store.read_frames, requests), strict=True):
+            np.testing.assert_array_equal(frames[:, 2, 1, 0], rows)
+
+
+def test_data_of_another_environment_is_refused(write_tiny: WriteTiny) -> None:
+    with EpisodeStore(write_tiny([4])) as store:
+        store.check_environment("lewm/Tiny-v0", action_dim=2)
+        with pytest.raises(DataError, match="holds episodes of lewm/Tiny-v0"):
+            store.check_environment("lewm/Other-v0", action_dim=2)
+        with pytest.raises(DataError, match=r"actions of 2 numbers.* takes 5"):
+            store.check_environment("lewm/Tiny-v0", action_dim=5)
+        with pytest.raises(DataError, match="no column 'reward'"):
+            store.read_column("reward")
+
+
+def test_missing_foreign_and_truncated_files_are_told_apart(tmp_path: Path, write_tiny: WriteTiny) -> None:
+    with pytest.raises(DataError, match=r"no dataset file at .*absent.h5.*lewm collect"):
+        EpisodeStore(tmp_path / "absent.h5")
+    with pytest.raises(DataError, match="no dataset file at"):
+        EpisodeStore(tmp_path)
+    (tmp_path / "text.h5").write_text("not a dataset")
+    with pytest.raises(DataError, match=r"not a whole HDF5 file .*signature not found"):
+        EpisodeStore(tmp_path / "text.h5")
+    truncated = write_tiny([50])
+    os.truncate(truncated, truncated.stat().st_size // 2)
+    with pytest.raises(DataError, match=r"not a whole HDF5 file .*truncated file"):
+        EpisodeStore(truncated)
+
+
+def test_a_damaged_frame_is_named(write_tiny: WriteTiny) -> None:
+    def damage(file: h5py.File) -> None:
+        file["pixels"].id.write_direct_chunk((2, 0, 0, 0), b"not zlib")
+
+    with EpisodeStore(edit(write_tiny([6]), damage)) as store, pytest.raises(DataError, match="frame at row 2 of 6"):
+        store.read_frames(np.arange(6))
+
+
+@pytest.mark.parametrize(
+    ("column", "make", "message"),
+    [
+        ("pixels", lambda x: x.astype(np.float32), "pixels must be uint8"),
+        ("pixels", lambda x: x[:, :, :2], "pixels must be uint8"),
+        ("pixels", lambda x: x[:-1], "must tile the 8 rows"),
+        ("action", lambda x: np.zeros(x.shape, np.int64), "action must be floating point"),
+        ("action", lambda x: x[:-1], r"action must be .* of shape \(9, action size\)"),
+        (
+            "action",
+            lambda x: np.where(np.arange(9)[:, None] == 6, np.nan, x),
+            "no finite action in episode 1 at step 1 of 4",
+        ),
+        ("ep_len", lambda x: x.astype(np.float64), "ep_len must be one integer per episode"),
+        ("ep_len", lambda x: x + 1, "must tile the 9 rows"),
+        ("ep_offset", lambda x: x[::-1].copy(), "must tile the 9 rows"),
+        ("ep_offset", lambda x: x[:1], "must tile the 9 rows"),
+        ("ep_len", lambda x: x[:0], "has no episodes"),
+        ("state", lambda x: x[:-1], "state must be one entry for each of the 9 rows"),
+    ],
+)
+def test_inconsistent_columns_are_refused(
+    write_tiny: WriteTiny, column: str, make: Callable[[np.ndarray], np.ndarray], message: str
+) -> None:
+    path = edit(write_tiny([5, 4]), replace_column(column, make))
+    with pytest.raises(DataError, match=message):
+        EpisodeStore(path)
+
+
+@pytest.mark.parametrize("column", ["pixels", "action", "ep_len", "ep_offset"])
+def test_a_missing_column_is_named(write_tiny: WriteTiny, column: str) -> None:
+    path = edit(write_tiny([5]), lambda file: file.pop(column))
+    with pytest.raises(DataError, match=f"no column '{column}'"):
+        EpisodeStore(path)
+
+
+def test_a_newer_format_asks_for_an_upgrade(write_tiny: WriteTiny) -> None:
+    path = edit(write_tiny([5]), lambda file: file.attrs.modify("format_version", 99))
+    with pytest.raises(DataError, match=r"format version 99.*Upgrade"):
+        EpisodeStore(path)
+
+
+def test_an_unavailable_compression_filter_names_the_package(write_tiny: WriteTiny) -> None:
+    unknown_filter = 32999
+
+    def compress_otherwise(file: h5py.File) -> None:
+        shape = file["pixels"].shape
+        del file["pixels"]
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_chunk((1, *shape[1:]))
+        properties.set_filter(unknown_filter, h5py.h5z.FLAG_OPTIONAL)
+        space = h5py.h5s.create_simple(shape)
+        h5py.h5d.create(file.id, b"pixels", h5py.h5t.NATIVE_UINT8, space, properties)
+
+    path = edit(write_tiny([5]), compress_otherwise)
+    with pytest.raises(DataError, match=r"32999.*pip install hdf5plugin"):
+        EpisodeStore(path)
+
+
+def test_a_failing_writer_leaves_the_old_file_and_nothing_else(write_tiny: WriteTiny) -> None:
+    path = write_tiny([5])
+    before = path.read_bytes()
+
+    def failing_episodes():
+        yield {"pixels": np.zeros((2, 4, 4, 3), np.uint8), "action": np.zeros((2, 2), np.float32)}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_episodes(path, failing_episodes(), {})
+    with pytest.raises(DataError, match="no episode to write"):
+        write_episodes(path, [], {})
+    uneven = {"pixels": np.zeros((2, 4, 4, 3), np.uint8), "action": np.zeros((3, 2), np.float32)}
+    with pytest.raises(DataError, match="episode 0 must be equally long"):
+        write_episodes(path, [uneven], {})
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_full_disk_is_reported_and_changes_nothing(write_tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny([5])
+    before = path.read_bytes()
+
+    def no_space(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(DataError, match=r"tiny\.h5 cannot be written .*No space left.* MiB are free"):
+        write_tiny([7])
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_write_that_fails_within_hdf5_does_not_crash_the_process(tmp_path: Path) -> None:
+    # A limit on file sizes, as a disk that fills up while frames are written.
+    code = """
+import resource, signal, sys
+import numpy as np
+from lewm.data.store import write_episodes
+from lewm.errors import DataError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+noise = np.random.default_rng(0).integers(0, 255, (100, 64, 64, 3), dtype=np.uint8)
+try:
+    write_episodes(sys.argv[1], [{"pixels": noise, "action": np.zeros((100, 2), np.float32)}], {})
+except DataError as error:
+    sys.exit(f"refused: {error}")
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "data.h5")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 1, "neither success nor a crash"
+    assert done.stderr.startswith(f"refused: {tmp_path}/data.h5 cannot be written (File too large)")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_merged_parts_are_the_file_that_would_have_been_written_at_once(write_tiny: WriteTiny) -> None:
+    whole = write_tiny([5, 3, 4, 2], "whole.h5")
+    first, second = write_tiny([5, 3], "first.h5"), write_tiny([4, 2], "second.h5")
+
+    def continue_numbering(file: h5py.File) -> None:  # the second part's episodes start at row 8
+        for name, shift in (("pixels", 8), ("proprio", 8), ("state", 8), ("action", np.float32([8, -8]))):
+            file[name][:] = file[name][:] + np.asarray(shift, file[name].dtype)
+
+    edit(second, continue_numbering)
+    merged = whole.with_name("merged.h5")
+    attributes = {"environment": "lewm/Tiny-v0", "seed": 3}
+    merge_files([first, second], merged, attributes)
+    with h5py.File(whole, "r") as expected, h5py.File(merged, "r") as got:
+        assert dict(got.attrs) == dict(expected.attrs)
+        assert set(got) == set(expected)
+        for name in expected:
+            np.testing.assert_array_equal(got[name][:], expected[name][:])
+            assert got[name].dtype == expected[name].dtype
+    merge_files([first, second], first, attributes)
+    assert first.read_bytes() == merged.read_bytes(), "merging into one of the parts"
+
+
+def test_files_that_do_not_belong_together_are_not_merged(write_tiny: WriteTiny, tmp_path: Path) -> None:
+    first, other = write_tiny([4], "first.h5"), write_tiny([4], "other.h5")
+    edit(other, lambda file: file.pop("proprio"))
+    with pytest.raises(DataError, match="differs from the files before it"):
+        merge_files([first, other], tmp_path / "merged.h5", {})
+    raw = edit(write_tiny([4], "raw.h5"), replace_column("pixels", lambda x: x))
+    with pytest.raises(DataError, match="stores its frames in another way"):
+        merge_files([first, raw], tmp_path / "merged.h5", {})
+    with pytest.raises(DataError, match="no episode to write"):
+        merge_files([], tmp_path / "merged.h5", {})
+    assert not list(tmp_path.glob("*merged*"))
+
+
+def test_more_files_than_a_process_may_open_are_merged(write_tiny: WriteTiny) -> None:
+    part = write_tiny([2])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = len(list(Path("/dev/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 10, hard))
+    try:
+        merge_files([part] * 50, part, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with EpisodeStore(part) as store:
+        assert store.num_episodes == 50

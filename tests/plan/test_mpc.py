@@ -1,0 +1,226 @@
+"""Planning with a world model: what a plan starts from, what it promises, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from lewm.config import PlanConfig, preset
+from lewm.envs.registry import make_env
+from lewm.errors import PlanningError
+from lewm.model.world_model import LeWM
+from lewm.plan.mpc import Memory, Planner
+from lewm.types import Array, Context, Plan
+
+CONFIG = PlanConfig(horizon=2, samples=16, iterations=3, elites=4)
+POSITIONS = np.array([[50.0, 50.0], [60.0, 55.0], [70.0, 60.0], [150.0, 120.0], [170.0, 60.0], [40.0, 180.0]])
+
+
+@pytest.fixture
+def frames() -> Array:
+    """Six TwoRoom frames, (6, 28, 28, 3)."""
+    return make_env("tworoom", resolution=28).render_states(POSITIONS)
+
+
+@pytest.fixture
+def planner(debug_model: LeWM) -> Planner:
+    return Planner(debug_model, config=CONFIG)
+
+
+def blocks(count: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).uniform(-1, 1, (count, 5, 2)).astype(np.float32)
+
+
+def assert_same(one: Plan, other: Plan) -> None:
+    """Bitwise."""
+    np.testing.assert_array_equal(one.actions, other.actions)
+    np.testing.assert_array_equal(one.distances, other.distances)
+    assert one.cost == other.cost
+
+
+class ActionWorld:
+    """A world whose embedding after an action block is that z-scored block itself: a plan's truth is known.
+
+    A goal image asks for the z-scored block that its first four pixels hold, in sixteenths from -8 up.
+    """
+
+    history, frame_skip, action_dim, image_size = 3, 2, 2, 8
+    device = torch.device("cpu")
+    mean, std = torch.tensor([100.0, -3.0]), torch.tensor([10.0, 0.5])
+
+    def __init__(self) -> None:
+        self.rollouts: list[torch.Tensor] = []
+        self.past_BTA = torch.empty(0)
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels[..., 0, :4, 0].float() / 16 - 8
+
+    def rollout(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor:
+        assert past_BTA.shape == (z_BTD.shape[0], z_BTD.shape[1] - 1, 4)
+        self.past_BTA = past_BTA
+        self.rollouts.append(actions_BSHA.clone())
+        return actions_BSHA
+
+    def normalise_actions(self, raw: torch.Tensor) -> torch.Tensor:
+        return ((raw - self.mean) / self.std).flatten(-2)
+
+    def denormalise_actions(self, blocks: torch.Tensor) -> torch.Tensor:
+        return blocks.unflatten(-1, (2, 2)) * self.std + self.mean
+
+    def image(self, block: tuple[float, ...]) -> Array:
+        image = np.zeros((8, 8, 3), np.uint8)
+        image[0, :4, 0] = (np.array(block) + 8) * 16
+        return image
+
+
+def test_search_is_in_z_scored_space_and_the_plan_in_raw_actions():
+    world, target = ActionWorld(), (1.5, -0.5, -1.0, 0.25)
+    planner = Planner(world, config=PlanConfig(horizon=2, samples=400, elites=40, iterations=15))
+    plan = planner.plan(world.image((0.0, 0.0, 0.0, 0.0)), world.image(target))
+    first_candidates = world.rollouts[0]
+    assert abs(first_candidates.mean()) < 0.1
+    assert abs(first_candidates.std() - 1) < 0.1
+    # Only the last block decides where the plan ends.
+    np.testing.assert_allclose(plan.actions[2:], [[115.0, -3.25], [90.0, -2.875]], atol=0.1)
+
+
+def test_executed_actions_reach_the_model_z_scored():
+    world = ActionWorld()
+    frames, executed = np.stack([world.image((0.0,) * 4)] * 2), np.array([[[110.0, -3.0], [80.0, -2.5]]], np.float32)
+    Planner(world, config=CONFIG).plan(frames, frames[0], executed)
+    assert world.past_BTA.tolist() == [[[1.0, 0.0, -2.0, 1.0]]]
+
+
+def test_cost_and_distances_are_those_of_the_returned_actions():
+    world, target = ActionWorld(), (0.5, 0.5, 0.5, 0.5)
+    plan = Planner(world, config=CONFIG).plan(world.image((0.0,) * 4), world.image(target))
+    z_HA = world.normalise_actions(torch.from_numpy(plan.actions).view(2, 2, 2))
+    expected = (z_HA - torch.tensor(target)).square().sum(-1)
+    np.testing.assert_allclose(plan.distances, expected, rtol=1e-3, atol=1e-4)
+    assert plan.cost == plan.distances[-1]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_plan_starts_from_one_to_history_frames(planner: Planner, frames: Array, length: int):
+    plan = planner.plan(frames[:length], frames[5], blocks(length - 1))
+    assert plan.actions.shape == (CONFIG.horizon * 5, 2)
+    assert plan.actions.dtype == np.float32
+    assert plan.distances.shape == (CONFIG.horizon,)
+    assert np.isfinite(plan.actions).all()
+    assert plan.cost >= 0
+
+
+def test_a_single_frame_needs_no_time_axis(planner: Planner, frames: Array):
+    assert_same(planner.plan(frames[0], frames[5]), planner.plan(frames[:1], frames[5]))
+
+
+def test_everything_given_counts(planner: Planner, frames: Array):
+    """Another frame, goal, executed action or key, another plan; and nothing else matters."""
+    reference = planner.plan(frames[:2], frames[5], blocks(1), key=3)
+    assert_same(reference, planner.plan(frames[:2], frames[5], blocks(1), key=3))
+    others = [
+        planner.plan(frames[1:3], frames[5], blocks(1), key=3),
+        planner.plan(frames[:2], frames[4], blocks(1), key=3),
+        planner.plan(frames[:2], frames[5], blocks(1, seed=1), key=3),
+        planner.plan(frames[:2], frames[5], blocks(1), key=4),
+    ]
+    assert all(other.cost != reference.cost for other in others)
+
+
+def test_executed_actions_may_be_float64(planner: Planner, frames: Array):
+    plan = planner.plan(frames[:2], frames[5], blocks(1).astype(np.float64))
+    assert_same(plan, planner.plan(frames[:2], frames[5], blocks(1)))
+
+
+def mixed_contexts(frames: Array) -> list[Context]:
+    return [Context(frames[i : i + n], blocks(n - 1, seed=i)) for i, n in enumerate((1, 3, 2, 3, 1))]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 50])
+def test_many_plans_are_bitwise_those_made_one_by_one(debug_model: LeWM, frames: Array, batch_size: int):
+    planner = Planner(debug_model, config=replace(CONFIG, batch_size=batch_size))
+    contexts, goals, keys = mixed_contexts(frames), [frames[5 - i] for i in range(5)], [10, 11, 12, 13, 14]
+    together = planner.plan_many(contexts, goals, keys)
+    for plan, context, goal, key in zip(together, contexts, goals, keys, strict=True):
+        assert_same(plan, planner.plan(context.frames, goal, context.executed, key))
+
+
+def test_contexts_solved_in_one_batch_agree_with_those_solved_alone(
+    debug_model: LeWM, frames: Array, monkeypatch: pytest.MonkeyPatch
+):
+    """As on a GPU: episodes of equal context length share a batch, and rounding is all that differs."""
+    planner = Planner(debug_model, config=CONFIG)
+    contexts = [Context(frames[i : i + 2], blocks(1, seed=i)) for i in range(4)]
+    goals, keys = list(frames[:4]), [1, 2, 3, 4]
+    alone = planner.plan_many(contexts, goals, keys)
+    monkeypatch.setattr(planner, "_batches", lambda _: [[3, 1], [0, 2]])
+    for one, other in zip(alone, planner.plan_many(contexts, goals, keys), strict=True):
+        np.testing.assert_allclose(one.actions, other.actions, atol=1e-4)
+        assert one.cost == pytest.approx(other.cost, rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [14, 56])
+def test_a_goal_of_the_wrong_size_is_refused(planner: Planner, frames: Array, size: int):
+    with pytest.raises(PlanningError, match=f"goal must be uint8 images of 28 x 28 x 3.*{size}, {size}, 3"):
+        planner.plan(frames[0], np.zeros((size, size, 3), np.uint8))
+
+
+def test_a_goal_of_the_wrong_type_is_refused(planner: Planner, frames: Array):
+    with pytest.raises(PlanningError, match=r"goal must be uint8.*float32"):
+        planner.plan(frames[0], frames[1].astype(np.float32) / 255)
+
+
+def test_a_goal_with_a_leading_axis_is_refused(planner: Planner, frames: Array):
+    with pytest.raises(PlanningError, match=r"goal must be.*\(1, 28, 28, 3\)"):
+        planner.plan(frames[0], frames[1:2])
+
+
+def test_frames_of_the_wrong_size_are_refused(planner: Planner, frames: Array):
+    with pytest.raises(PlanningError, match="frames must be uint8 images of 28 x 28 x 3"):
+        planner.plan(np.zeros((2, 14, 14, 3), np.uint8), frames[0], blocks(1))
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_the_number_of_frames_is_checked(planner: Planner, frames: Array, count: int):
+    with pytest.raises(PlanningError, match=f"1 to 3 frames, got {count}"):
+        planner.plan(frames[:count], frames[5], blocks(max(0, count - 1)))
+
+
+@pytest.mark.parametrize("executed", [None, blocks(1), blocks(3), blocks(2)[:, :, :1], blocks(2)[:, :4]])
+def test_executed_actions_must_fit_the_frames(planner: Planner, frames: Array, executed: Array | None):
+    with pytest.raises(PlanningError, match=r"3 frames need executed actions of shape \(2, 5, 2\), got"):
+        planner.plan(frames[:3], frames[5], executed)
+
+
+def test_a_model_in_training_mode_is_refused(debug_model: LeWM):
+    with pytest.raises(PlanningError, match=r"training mode.*model\.eval\(\)"):
+        Planner(debug_model.train())
+
+
+def test_a_model_without_action_statistics_is_refused_before_any_search():
+    with pytest.raises(PlanningError, match="no action statistics"):
+        Planner(LeWM(preset("debug").model).eval(), config=CONFIG)
+
+
+def test_memory_hands_out_the_last_frames_and_the_blocks_between_them():
+    numbered = [np.full((2, 2, 3), i, np.uint8) for i in range(6)]
+    memory = Memory(numbered[0], history=3)
+    assert len(memory.context().executed) == 0
+    for i in range(1, 6):
+        # Block i leads from frame i-1 to frame i.
+        memory.add(np.full((5, 2), i, np.float32), numbered[i])
+        context = memory.context()
+        first = max(0, i - 2)
+        assert context.frames[:, 0, 0, 0].tolist() == list(range(first, i + 1))
+        assert context.executed[:, 0, 0].tolist() == list(range(first + 1, i + 1))
+        assert context.executed.shape[1:] == (5, 2)
+
+
+def test_memory_of_one_frame_keeps_no_blocks():
+    memory = Memory(np.zeros((2, 2, 3), np.uint8), history=1)
+    memory.add(np.ones((5, 2), np.float32), np.ones((2, 2, 3), np.uint8))
+    assert memory.context().frames[:, 0, 0, 0].tolist() == [1]
+    assert len(memory.context().executed) == 0

@@ -1,0 +1,285 @@
+"""The command line: verbs, answers, and errors that a user can act on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lewm import cli
+from lewm.cli import VERBS
+from lewm.config import PRESETS, Config
+from lewm.version import __version__
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left on the terminal, with all white space made single."""
+
+    status: int
+    out: str
+    err: str
+
+
+Lewm = Callable[..., Answer]
+
+
+@pytest.fixture
+def lewm(capsys: pytest.CaptureFixture[str]) -> Iterator[Lewm]:
+    """Runs `lewm ARGUMENTS` in this process."""
+
+    def call(*arguments: object) -> Answer:
+        try:
+            status = cli.run([str(argument) for argument in arguments])
+        except SystemExit as end:  # how tyro ends --help and wrong options
+            status = int(end.code or 0)
+        captured = capsys.readouterr()
+        return Answer(status, " ".join(captured.out.split()), " ".join(captured.err.split()))
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+def assert_refused(answer: Answer, *parts: str) -> None:
+    """Status 1, and one sentence on stderr: no traceback, nothing on stdout."""
+    assert answer.status == 1
+    assert answer.err.startswith("Error: ")
+    assert "Traceback" not in answer.err
+    assert answer.out == ""
+    for part in parts:
+        assert part in answer.err
+
+
+# -- help -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_every_verb_and_preset(lewm: Lewm, arguments: list[str]):
+    answer = lewm(*arguments)
+    assert answer.status == 0
+    for verb in VERBS:
+        assert f"lewm {verb} " in answer.out
+    for name in PRESETS:
+        assert name in answer.out
+
+
+def test_version(lewm: Lewm):
+    assert lewm("--version") == Answer(0, f"lewm {__version__}", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["demo", "--help"], "--fresh"),
+        (["collect", "--help"], "--episodes"),
+        (["train", "--help"], "PRESET is one of debug, demo, tworoom"),
+        (["train", "debug", "--help"], "--model.encoder.depth"),
+        (["train", "debug", "--help"], "--resume"),
+        (["eval", "--help"], "CHECKPOINT"),
+        (["info", "--help"], "dataset file"),
+        (["import-official", "--help"], "--frame-skip"),
+    ],
+)
+def test_each_verb_explains_itself(lewm: Lewm, arguments: list[str], expected: str):
+    answer = lewm(*arguments)
+    assert answer.status == 0
+    assert expected in answer.out
+
+
+def test_train_help_shows_the_presets_values(lewm: Lewm):
+    assert "Optimiser steps. (default: 8)" in lewm("train", "debug", "--help").out.replace(" │ ", " ")
+
+
+def test_envs_lists_the_environments(lewm: Lewm):
+    answer = lewm("envs")
+    assert answer.status == 0
+    assert "tworoom lewm/TwoRoom-v0 2 actions" in answer.out
+
+
+# -- mistakes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["trian"], "Unknown command 'trian'. Did you mean 'train'?"),
+        (["train", "debgu"], "Unknown preset 'debgu'. Did you mean 'debug'?"),
+        (["train", "debug", "--env", "tworom"], "Unknown environment 'tworom'. Did you mean 'tworoom'?"),
+        (["collect", "tworom"], "Unknown environment 'tworom'. Did you mean 'tworoom'?"),
+        (["train"], "PRESET is missing. usage: lewm train PRESET"),
+        (["eval", "--seed", "1"], "CHECKPOINT is missing. usage: lewm eval CHECKPOINT"),
+        (["envs", "tworoom"], "takes no arguments"),
+        (["train", "debug", "--train.steps", "0"], "train.steps must be positive, got 0."),
+        (["train", "debug", "--plan.elites", "9"], "plan.elites must be between 2 and plan.samples (8), got 9."),
+        (["collect", "tworoom", "--episodes", "0"], "collect.episodes must be positive, got 0."),
+        (["train", "debug"], "No dataset: pass --data FILE"),
+        (["train", "debug", "--data", "no/such.h5"], "no/such.h5"),
+    ],
+)
+def test_mistakes_are_explained(
+    lewm: Lewm, arguments: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(lewm(*arguments), hint)
+    assert list(tmp_path.iterdir()) == [], "a mistake must leave no files"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [
+        (["train", "debug", "--train.stepz", "3"], "--train.steps"),
+        (["train", "debug", "--model.encoder.dept", "3"], "--model.encoder.depth"),
+        (["collect", "tworoom", "--episode", "3"], "--episodes"),
+    ],
+)
+def test_unknown_options_name_the_nearest(lewm: Lewm, arguments: list[str], nearest: str):
+    answer = lewm(*arguments)
+    assert answer.status == 2
+    assert f"{nearest} " in answer.err
+    assert answer.out == ""
+
+
+def test_options_have_types(lewm: Lewm):
+    answer = lewm("train", "debug", "--train.steps", "many")
+    assert answer.status == 2
+    assert "--train.steps" in answer.err
+
+
+def test_an_interruption_has_its_own_status(lewm: Lewm, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(_: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(VERBS, "envs", interrupted)
+    answer = lewm("envs")
+    assert answer.status == 130
+    assert "The same command continues" in answer.err
+
+
+def test_bugs_are_not_hidden(lewm: Lewm, monkeypatch: pytest.MonkeyPatch):
+    def buggy(_: list[str]) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(VERBS, "envs", buggy)
+    with pytest.raises(ZeroDivisionError):
+        lewm("envs")
+
+
+def test_a_reader_that_goes_away_is_no_drama():
+    command = [sys.executable, "-m", "lewm", "envs"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+
+
+# -- info -----------------------------------------------------------------------------------------------------
+
+
+def test_info_on_a_dataset(lewm: Lewm, debug_config: Config):
+    answer = lewm("info", debug_config.data)
+    assert answer.status == 0
+    for part in ("environment lewm/TwoRoom-v0", "episodes 8,", "of 28 px", "actions 2 numbers", "seed 0"):
+        assert part in answer.out
+
+
+def test_info_on_a_run_and_on_its_checkpoint(lewm: Lewm, debug_run: Path):
+    of_run = lewm("info", debug_run)
+    assert of_run.status == 0
+    for part in ("ViT/14 at 28 px", f"written by lewm {__version__}", "history 3", "8 steps", "lewm/TwoRoom-v0"):
+        assert part in of_run.out
+    assert lewm("info", debug_run / "checkpoints" / "step_0000008") == of_run
+
+
+def test_info_on_garbage(lewm: Lewm, debug_config: Config, debug_run: Path, tmp_path: Path):
+    text = tmp_path / "notes.txt"
+    text.write_text("not a dataset")
+    assert_refused(lewm("info", text), "notes.txt")
+    cut = tmp_path / "cut.h5"
+    assert debug_config.data is not None
+    cut.write_bytes(debug_config.data.read_bytes()[:20_000])
+    assert_refused(lewm("info", cut), "cut.h5")
+    assert_refused(lewm("info", tmp_path / "missing"), "no such folder")
+    assert_refused(lewm("info", tmp_path / "missing.h5"), "missing.h5")
+    assert_refused(lewm("info", tmp_path), "model.safetensors")
+    damaged = shutil.copytree(debug_run / "checkpoints" / "step_0000008", tmp_path / "damaged")
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert_refused(lewm("info", damaged), "model.safetensors")
+
+
+# -- import-official ------------------------------------------------------------------------------------------
+
+
+def test_import_official_refuses_what_is_not_official(lewm: Lewm, tmp_path: Path):
+    weights, config, out = tmp_path / "weights.pt", tmp_path / "config.json", tmp_path / "imported"
+    assert_refused(lewm("import-official", weights, config, out), "config.json")
+    config.write_text("{}")
+    assert_refused(lewm("import-official", weights, config, out))
+    weights.write_bytes(b"not a state dict")
+    assert_refused(lewm("import-official", weights, config, out))
+    assert_refused(lewm("import-official", weights, config, out, "--dataset", tmp_path / "none.h5"), "none.h5")
+    assert not out.exists()
+
+
+# -- the pipeline ---------------------------------------------------------------------------------------------
+
+
+def test_collect_train_eval_info(lewm: Lewm, tmp_path: Path):
+    data, run = tmp_path / "tworoom.h5", tmp_path / "run"
+    collecting = ("collect", "tworoom", "--episodes", 8, "--resolution", 28, "--workers", 1, "--out", data)
+    assert "8 episodes (8 new)" in lewm(*collecting).out
+    assert "8 episodes (0 new)" in lewm(*collecting).out
+
+    training = ("train", "debug", "--train.steps", 3, "--data", data, "--out", run, "--device", "cpu")
+    answer = lewm(*training)
+    checkpoint = run / "checkpoints" / "step_0000003"
+    assert (answer.status, answer.err) == (0, "")
+    assert f"3 steps; checkpoint: {checkpoint}" in answer.out, "in one piece, so that it can be copied"
+    assert_refused(lewm(*training, "--train.lr", 0.5), "train.lr (0.001 -> 0.5)")
+    assert lewm(*training, "--resume", "never").status == 1
+
+    answer = lewm("eval", run, "--eval.episodes", 3, "--device", "cpu")
+    assert answer.status == 0
+    for name in ("planning with the world model", "random policy", "already solved at the start"):
+        assert name in answer.out
+    assert "of 3" in answer.out
+    document = json.loads((checkpoint / "evaluation.json").read_text())
+    assert len(document["episodes"]) == 3
+    # What was not said comes from the run.
+    assert document["config"]["plan"]["samples"] == 8
+    assert document["config"]["eval"] == {"episodes": 3, "budget": 10}
+    assert document["config"]["train"]["steps"] == 3
+
+    assert "3 steps on" in lewm("info", run).out
+
+
+def test_eval_can_be_told_where_to_write(lewm: Lewm, debug_run: Path, tmp_path: Path):
+    out = tmp_path / "result.json"
+    answer = lewm("eval", debug_run, "--eval.episodes", 1, "--out", out, "--seed", 4, "--device", "cpu")
+    assert answer.status == 0
+    assert str(out) in answer.out
+    assert json.loads(out.read_text())["config"]["seed"] == 4
+    assert not (debug_run / "checkpoints" / "step_0000008" / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--plan.horizon", "9"], "A plan of 9 blocks of 5 steps does not fit into a budget of 10 steps."),
+        (["--eval.episodes", "201"], "eval.episodes is 201"),
+        (["--env", "twroom"], "Did you mean 'tworoom'?"),
+    ],
+)
+def test_eval_refuses_the_impossible(lewm: Lewm, debug_run: Path, tmp_path: Path, options: list[str], message: str):
+    answer = lewm("eval", debug_run, "--device", "cpu", "--out", tmp_path / "result.json", *options)
+    assert_refused(answer, message)
+    assert list(tmp_path.iterdir()) == []

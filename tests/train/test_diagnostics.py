@@ -1,0 +1,59 @@
+"""Diagnostics tell a healthy cloud of embeddings from a collapsed one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lewm.train.diagnostics import collapse_warning, diagnose, effective_rank, embedding_std, straightness
+
+D = 16
+
+
+def gaussian(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_effective_rank_counts_directions():
+    cloud = gaussian(500, 4, D)
+    assert effective_rank(cloud) > 0.97 * D
+    assert effective_rank(3 * cloud) == pytest.approx(effective_rank(cloud).item(), rel=1e-4)
+    flat = cloud.clone()
+    flat[..., 5:] = 0
+    assert effective_rank(flat) == pytest.approx(5, rel=0.02)
+    rank_one = gaussian(500, 4, 1) * gaussian(D)
+    assert effective_rank(rank_one) == pytest.approx(1, abs=1e-3)
+
+
+def test_embedding_std_is_that_of_the_cloud():
+    assert embedding_std(gaussian(2000, 4, D) * 3 + 100) == pytest.approx(3, rel=0.02)
+
+
+def test_straightness_of_known_paths():
+    steps = torch.arange(5.0)[:, None]
+    line = (steps * gaussian(1, D)).expand(3, 5, D)
+    assert straightness(line) == pytest.approx(1)
+    to_and_fro = ((steps % 2) * gaussian(1, D)).expand(3, 5, D)
+    assert straightness(to_and_fro) == pytest.approx(-1)
+    square = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]])
+    assert straightness(square) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("dim", [2, D, 192])
+def test_no_warning_for_a_gaussian(dim: int):
+    assert collapse_warning(diagnose(gaussian(256, 4, dim)), dim) is None
+
+
+@pytest.mark.parametrize(
+    "cloud",
+    [
+        0.01 * gaussian(256, 4, D),  # nearly a point
+        gaussian(256, 4, 1) * torch.ones(D),  # a line
+        torch.ones(256, 4, D),  # exactly a point
+    ],
+)
+def test_warning_for_a_collapsed_cloud(cloud: torch.Tensor):
+    warning = collapse_warning(diagnose(cloud), D)
+    assert warning is not None
+    assert "collapsed" in warning
+    assert "sigreg.weight" in warning

@@ -1,0 +1,33 @@
+"""metrics.jsonl: every step once, whatever happened to the writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lewm.train.logs import MetricsLog, read_metrics
+
+
+def write(directory: Path, first_step: int, steps: range) -> None:
+    log = MetricsLog(directory, first_step)
+    for step in steps:
+        log.write(step, {"loss": float(step)})
+    log.close()
+
+
+def test_a_resumed_log_drops_what_will_be_repeated(tmp_path: Path):
+    write(tmp_path, 1, range(1, 8))
+    write(tmp_path, 5, range(5, 7))
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": s, "loss": float(s)} for s in range(1, 7)]
+
+
+def test_a_line_cut_short_is_left_out(tmp_path: Path):
+    write(tmp_path, 1, range(1, 4))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 4, "lo')
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3]
+    write(tmp_path, 4, range(4, 6))
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4, 5]
+
+
+def test_no_file_no_rows(tmp_path: Path):
+    assert read_metrics(tmp_path / "metrics.jsonl") == []

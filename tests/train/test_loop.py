@@ -1,0 +1,371 @@
+"""Training: it learns, it continues exactly where it stopped, and it stops when something is wrong."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lewm import checkpoint
+from lewm.config import Config
+from lewm.errors import CheckpointError, DataError, TrainingError
+from lewm.model.world_model import LeWM
+from lewm.train import loop
+from lewm.train.logs import read_metrics
+from lewm.train.loop import SilentMonitor, train
+from lewm.train.objective import Losses
+from lewm.train.run import OPTIMIZER
+
+STEPS = 10  # Checkpoints are written after 4, 8 and the last.
+
+
+def with_training(config: Config, out: Path, **changes: Any) -> Config:
+    return replace(config, out=out, train=replace(config.train, **{"steps": STEPS, **changes}))
+
+
+def saved_tensors(run: Path) -> dict[str, torch.Tensor]:
+    """Weights and optimiser state of a run's newest checkpoint."""
+    folder = checkpoint.latest(run / "checkpoints")
+    assert folder is not None
+    return checkpoint.read_tensors(folder / checkpoint.WEIGHTS) | checkpoint.read_tensors(folder / OPTIMIZER)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Bitwise the same weights, optimiser state and measurements, but for the speed."""
+    a, b = saved_tensors(one), saved_tensors(other)
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+    rows = [read_metrics(run / "metrics.jsonl") for run in (one, other)]
+    for row in rows[0] + rows[1]:
+        row.pop("steps_per_second", None)
+    assert rows[0] == rows[1]
+
+
+def files_below(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class ActAt(SilentMonitor):
+    """Does something after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.when = step
+
+    def act(self) -> None: ...
+
+    def step(self, step: int, total: int, values: dict[str, float]) -> None:  # noqa: ARG002
+        if step == self.when:
+            self.act()
+
+
+class Terminate(ActAt):
+    def act(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+class Crash(ActAt):
+    def act(self) -> NoReturn:
+        raise ZeroDivisionError
+
+
+class Notes(SilentMonitor):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of STEPS steps from beginning to end."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(with_training(debug_config, out))
+    return out
+
+
+# -- learning -------------------------------------------------------------------------------------------------
+
+
+def test_loss_falls(debug_config: Config, tmp_path: Path):
+    result = train(with_training(debug_config, tmp_path, steps=60, checkpoint_every=60))
+    assert (result.steps, result.interrupted) == (60, False)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    for name, wanted_share in (("loss", 0.7), ("prediction_loss", 0.3), ("val/loss", 0.7)):
+        values = [row[name] for row in rows if name in row]
+        assert sum(values[-3:]) < wanted_share * sum(values[:3]), name
+
+
+def test_the_result_is_what_is_on_disk(debug_config: Config, tmp_path: Path):
+    result = train(with_training(debug_config, tmp_path))
+    loaded = LeWM.from_pretrained(tmp_path, device="cpu")
+    assert result.checkpoint == tmp_path / "checkpoints" / "step_0000010"
+    assert not result.model.training
+    for name, tensor in result.model.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name]), name
+    assert loaded.action_stats == result.model.action_stats is not None
+
+
+def test_the_seed_decides_the_weights(debug_config: Config, undisturbed: Path, tmp_path: Path):
+    train(with_training(debug_config, tmp_path / "same"))
+    train(replace(with_training(debug_config, tmp_path / "other"), seed=1))
+    assert_same_run(tmp_path / "same", undisturbed)
+    with pytest.raises(AssertionError):
+        assert_same_run(tmp_path / "other", undisturbed)
+
+
+def test_each_step_has_a_dropout_of_its_own(debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    honest, seeds = loop.lewm_loss, []
+
+    def spy(model: LeWM, sigreg: Any, batch: Any, step: int) -> Losses:
+        if model.training:
+            seeds.append(torch.initial_seed())
+        return honest(model, sigreg, batch, step)
+
+    monkeypatch.setattr(loop, "lewm_loss", spy)
+    train(with_training(debug_config, tmp_path))
+    assert len(set(seeds)) == STEPS
+
+
+# -- the record -----------------------------------------------------------------------------------------------
+
+
+def test_measurements_are_written_when_they_are_due(undisturbed: Path):
+    rows = read_metrics(undisturbed / "metrics.jsonl")
+    assert [row["step"] for row in rows if "loss" in row] == [2, 4, 6, 8, 10]
+    assert [row["step"] for row in rows if "val/loss" in row] == [4, 8, 10]
+    for row in rows:
+        if "loss" in row:
+            assert row["loss"] == pytest.approx(row["prediction_loss"] + 0.09 * row["sigreg_loss"], rel=1e-5)
+
+
+def test_tensorboard_shows_the_same_measurements(undisturbed: Path):
+    board = EventAccumulator(str(undisturbed / "tensorboard"))
+    board.Reload()
+    recorded = {(name, event.step): event.value for name in board.Tags()["scalars"] for event in board.Scalars(name)}
+    expected = {
+        (name, row["step"]): pytest.approx(value, rel=1e-5)
+        for row in read_metrics(undisturbed / "metrics.jsonl")
+        for name, value in row.items()
+        if name != "step"
+    }
+    assert recorded == expected
+
+
+def test_only_the_newest_checkpoints_are_kept(debug_config: Config, tmp_path: Path):
+    train(with_training(debug_config, tmp_path, checkpoint_every=2))
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["step_0000008", "step_0000010"]
+
+
+# -- interruptions --------------------------------------------------------------------------------------------
+
+
+def test_dropout_is_on_so_that_resuming_is_a_real_test(debug_config: Config):
+    assert debug_config.model.predictor.dropout > 0
+
+
+@pytest.mark.parametrize("step", [1, 4, 7, 9])
+def test_a_stopped_run_continues_to_the_same_weights(
+    debug_config: Config, undisturbed: Path, tmp_path: Path, step: int
+):
+    """Before the first checkpoint, right at one, between two, and just before the end."""
+    config = with_training(debug_config, tmp_path / "run")
+    stopped = train(config, monitor=Terminate(step))
+    assert (stopped.steps, stopped.interrupted) == (step, True)
+    assert stopped.checkpoint.name == f"step_{step:07d}"
+    continued = train(config)
+    assert (continued.steps, continued.interrupted) == (STEPS, False)
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize("step", [3, 7])
+def test_a_crashed_run_repeats_what_was_lost(debug_config: Config, undisturbed: Path, tmp_path: Path, step: int):
+    config = with_training(debug_config, tmp_path / "run")
+    with pytest.raises(ZeroDivisionError):
+        train(config, monitor=Crash(step))
+    notes = Notes()
+    train(config, monitor=notes)
+    assert any("at step 4" in note for note in notes.notes) == (step > 4)
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+def test_many_interruptions_change_nothing(debug_config: Config, undisturbed: Path, tmp_path: Path):
+    config = with_training(debug_config, tmp_path / "run")
+    for step in range(1, STEPS):
+        train(config, monitor=Terminate(step))
+    train(config)
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+def test_a_finished_run_is_left_as_it_is(debug_config: Config, undisturbed: Path):
+    before = files_below(undisturbed / "checkpoints")
+    result = train(with_training(debug_config, undisturbed))
+    assert result.steps == STEPS
+    assert files_below(undisturbed / "checkpoints") == before
+
+
+def test_signal_handlers_are_restored(debug_config: Config, tmp_path: Path):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    train(with_training(debug_config, tmp_path, steps=1))
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_settings_that_do_not_change_the_weights_may_change(debug_config: Config, tmp_path: Path):
+    config = with_training(debug_config, tmp_path / "run")
+    train(config, monitor=Terminate(5))
+    quieter = with_training(debug_config, tmp_path / "run", log_every=5, val_every=5, checkpoint_every=3)
+    assert train(replace(quieter, plan=replace(config.plan, samples=16))).steps == STEPS
+
+
+# -- what is refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{"lr": 0.5}, {"steps": 20}, {"schedule": "constant"}])
+def test_another_run_is_not_continued(debug_config: Config, undisturbed: Path, change: dict[str, Any]):
+    before = files_below(undisturbed)
+    (name,) = change
+    with pytest.raises(TrainingError, match=rf"another run: train\.{name} \(.*\)\. Choose another folder"):
+        train(with_training(debug_config, undisturbed, **change))
+    assert files_below(undisturbed) == before
+
+
+def test_a_run_is_not_continued_on_other_data(debug_config: Config, tmp_path: Path):
+    config = with_training(debug_config, tmp_path / "run")
+    train(config, monitor=Terminate(4))
+    with pytest.raises(TrainingError, match=r"loader\.split_seed \(3072 -> 1\)"):
+        train(replace(config, loader=replace(config.loader, split_seed=1)))
+
+
+def test_resume_never_refuses_a_run(debug_config: Config, undisturbed: Path):
+    before = files_below(undisturbed)
+    with pytest.raises(TrainingError, match=r"already holds a run.*--resume auto"):
+        train(with_training(debug_config, undisturbed), resume="never")
+    assert files_below(undisturbed) == before
+
+
+def test_a_folder_with_other_files_is_not_touched(debug_config: Config, tmp_path: Path):
+    (tmp_path / "thesis.tex").write_text("all my work")
+    with pytest.raises(TrainingError, match=r"not empty and is not a training run.*--out"):
+        train(with_training(debug_config, tmp_path))
+    assert files_below(tmp_path) == {tmp_path / "thesis.tex": b"all my work"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": None}, "--data FILE"),
+        ({"data": Path("no/such/file.h5")}, "no/such/file.h5"),
+        ({"env": "lewm/Other-v0"}, "lewm/TwoRoom-v0.*lewm/Other-v0|lewm/Other-v0.*lewm/TwoRoom-v0"),
+        ({"image_size": 56}, "frames of 28 pixels.*takes 56"),
+        ({"action_dim": 3}, "action"),
+        ({"batch_size": 10_000}, "training windows, fewer than one batch of 10000"),
+    ],
+)
+def test_unfit_data_is_refused_before_anything_is_written(
+    debug_config: Config, tmp_path: Path, changes: dict[str, Any], message: str
+):
+    config, model = with_training(debug_config, tmp_path / "run"), debug_config.model
+    if "image_size" in changes:
+        config = replace(config, model=replace(model, encoder=replace(model.encoder, **changes)))
+    elif "action_dim" in changes:
+        config = replace(config, model=replace(model, **changes))
+    elif "batch_size" in changes:
+        config = with_training(debug_config, tmp_path / "run", **changes)
+    else:
+        config = replace(config, **changes)
+    with pytest.raises(DataError, match=message):
+        train(config)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- what goes wrong on the way -------------------------------------------------------------------------------
+
+
+def spoil_step(monkeypatch: pytest.MonkeyPatch, bad_step: int, gradient_only: bool) -> None:
+    """Make the loss of one step (counted from 1), or only its gradient, not a number."""
+    honest = loop.lewm_loss
+
+    def spoilt(model: LeWM, sigreg: Any, batch: Any, step: int) -> Losses:
+        losses = honest(model, sigreg, batch, step)
+        if step + 1 != bad_step or not torch.is_grad_enabled():
+            return losses
+        zero = losses.total - losses.total.detach()
+        # The root of 0 is 0 and its slope infinite.
+        return replace(losses, total=losses.total + (zero.abs().sqrt() if gradient_only else zero * torch.nan))
+
+    monkeypatch.setattr(loop, "lewm_loss", spoilt)
+
+
+@pytest.mark.parametrize("gradient_only", [False, True])
+@pytest.mark.parametrize("bad_step", [6, 8])
+def test_a_loss_that_is_not_finite_stops_the_run(
+    debug_config: Config,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bad_step: int,
+    gradient_only: bool,
+):
+    """No checkpoint is written after it, and the last one before it leads to the weights of a healthy run."""
+    # Nobody looks between the checkpoints: the bad step is named all the same.
+    config = with_training(debug_config, tmp_path / "run", log_every=100)
+    with monkeypatch.context() as patch:
+        spoil_step(patch, bad_step, gradient_only)
+        with pytest.raises(TrainingError, match=rf"step {bad_step}\b.*not finite.*step_0000004.*train\.lr"):
+            train(config)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_0000004"]
+    train(with_training(debug_config, tmp_path / "run"))
+    healthy, continued = saved_tensors(undisturbed), saved_tensors(tmp_path / "run")
+    assert all(torch.equal(healthy[name], continued[name]) for name in healthy)
+
+
+def test_a_hopeless_learning_rate_ends_with_advice(debug_config: Config, tmp_path: Path):
+    with pytest.raises(TrainingError, match=r"not finite.*No checkpoint yet.*Lower train\.lr"):
+        train(with_training(debug_config, tmp_path, lr=1e30, log_every=4))
+
+
+def test_collapse_is_noticed_once_after_the_warm_up(
+    debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    collapsed = {"embedding_std": 0.001, "effective_rank": 1.0, "straightness": 0.0}
+    monkeypatch.setattr(loop, "diagnose", lambda _: collapsed)
+    notes = Notes()
+    train(with_training(debug_config, tmp_path, steps=8, warmup_steps=4), monitor=notes)
+    warned = [note.split(":")[0] for note in notes.notes if "collapsed" in note]
+    assert warned == ["Step 6"]
+
+
+@pytest.mark.parametrize(("weight", "collapses"), [(0.0, True), (1.0, False)])
+def test_only_training_without_sigreg_collapses(debug_config: Config, tmp_path: Path, weight: float, collapses: bool):
+    config = with_training(debug_config, tmp_path, steps=30, batch_size=16, lr=1e-2, log_every=10)
+    notes = Notes()
+    train(replace(config, sigreg=replace(config.sigreg, weight=weight)), monitor=notes)
+    assert any("collapsed" in note for note in notes.notes) == collapses
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(
+    debug_config: Config, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = with_training(debug_config, tmp_path / "run")
+    save_file = checkpoint.save_file
+
+    def disk_full_after_first_checkpoint(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        if "step_0000004" not in str(path):
+            path.write_bytes(b"half a file")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(tensors, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", disk_full_after_first_checkpoint)
+        with pytest.raises(CheckpointError, match=r"disk is full.*step_0000008.*resume"):
+            train(config)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_0000004"]
+    train(config)
+    assert_same_run(tmp_path / "run", undisturbed)
