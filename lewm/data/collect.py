@@ -13,12 +13,12 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import numpy as np
 
@@ -181,15 +181,13 @@ def _generate(collection: _Collection, parts: Sequence[range], workers: int) -> 
             leftover.unlink()
 
 
-def _start_worker(collection: _Collection, parts: Sequence[range], answers: int) -> subprocess.Popen[bytes]:
+def _start_worker(collection: _Collection, parts: Sequence[range], answers: int) -> Popen[bytes]:
     """A process that runs this module. (``multiprocessing`` would run the caller's script again.)"""
     command = [sys.executable, "-P", "-m", "lewm.data.collect"]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     environ = {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
     # In a session of its own, where Ctrl-C does not reach it: what happens then is up to the parent.
-    process = subprocess.Popen(
-        command, bufsize=0, stdin=subprocess.PIPE, stdout=answers, env=environ, start_new_session=True
-    )
+    process = Popen(command, bufsize=0, stdin=PIPE, stdout=answers, env=environ, start_new_session=True)
     request = {"collection": asdict(collection), "parts": [(part.start, part.stop) for part in parts]}
     assert process.stdin
     process.stdin.write(json.dumps(request).encode() + b"\n")

@@ -58,16 +58,13 @@ class MemoryFrames:
 
 
 FrameSource = DiskFrames | MemoryFrames
-Cache = Literal["auto", "memory", "disk"]
+Cache = Literal["auto", "memory", "disk"]  # auto: wherever half of what is free suffices; the others insist
 
 
 def open_frames(
     store: EpisodeStore, cache: Cache = "auto", threads: int = 2, device: torch.device | str = "cpu"
 ) -> FrameSource:
-    """The frames of a dataset: on ``device`` or in memory where they fit in half of what is free, else on disk.
-
-    That is ``cache`` "auto"; "memory" and "disk" insist.
-    """
+    """The frames of a dataset, decoded on ``device`` or else in memory where they fit, otherwise on disk."""
     if cache == "disk":
         return DiskFrames(store, threads, "as asked for")
     needed = store.num_frames * store.resolution**2 * 3

@@ -86,10 +86,7 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
             return np.asarray(self._column(name)[:])
 
     def read_frames(self, rows: Array) -> Array:
-        """Frames of the given rows, int (n,) -> uint8 (n, R, R, 3).
-
-        Safe and worth calling from several threads: fetching bytes is serialised, but zlib inflates them in parallel.
-        """
+        """Frames of rows int (n,), uint8 (n, R, R, 3). Threads may share it: only fetching the bytes is serialised."""
         frames = np.empty((len(rows), self.resolution, self.resolution, 3), np.uint8)
         for frame, row in zip(frames, rows.tolist(), strict=True):
             try:
@@ -191,10 +188,7 @@ def write_episodes(path: str | Path, episodes: Iterable[Columns], attributes: At
 
 
 def merge_files(parts: Sequence[str | Path], path: str | Path, attributes: Attributes) -> None:
-    """Concatenate files that ``write_episodes`` or this function made into one, atomically.
-
-    One part is open at a time, and its compressed frames are copied as they are. ``path`` may be among ``parts``.
-    """
+    """Concatenate files that were made here into one, atomically; ``path`` may be among ``parts``."""
     with _atomic_file(Path(path)) as file:
         small, lengths = list[Columns](), list[int]()
         for part in parts:
@@ -206,7 +200,7 @@ def merge_files(parts: Sequence[str | Path], path: str | Path, attributes: Attri
                 pixels, start = _grow_pixels(file, store.num_frames, store.resolution)
                 alike = pixels.shape[1] == store.resolution and list(small[0]) == names
                 store._require(alike, "differs from the files before it in columns or resolution. Collect it again.")
-                for row in range(store.num_frames):
+                for row in range(store.num_frames):  # copied as they are, without inflating them
                     is_uncompressed, stored = store._pixels.id.read_direct_chunk((row, 0, 0, 0))
                     pixels.id.write_direct_chunk((start + row, 0, 0, 0), stored, filter_mask=is_uncompressed)
         _write_the_rest(file, small, lengths, attributes)

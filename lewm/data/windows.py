@@ -38,8 +38,9 @@ class Windows:
         self._steps = np.arange((history + 1) * frame_skip).reshape(history + 1, frame_skip)
         counts = np.maximum(store.lengths[ids] - self._steps.size + 1, 0)
         if not counts.any():
-            problem = f"none of {len(ids)} episodes has the {self._steps.size} rows of a window"
-            raise DataError(f"{store.path}: {problem}. Use a smaller history or frame_skip.")
+            problem = f"a window needs {self._steps.size} rows, but the longest of {len(ids)} episodes has"
+            longest = store.lengths[ids].max(initial=0)
+            raise DataError(f"{store.path}: {problem} {longest}. Use a smaller history or frame_skip.")
         self.skipped = int((counts == 0).sum())
         episodes = zip(store.offsets[ids], counts, strict=True)
         self._starts = np.concatenate([offset + np.arange(count) for offset, count in episodes])
@@ -60,10 +61,8 @@ class Windows:
 
 
 def split_episodes(num_episodes: int, val_fraction: float, seed: int) -> tuple[Array, Array]:
-    """Ids of training and validation episodes, sorted, int (E_train,) and (E_val,); at least one each.
-
-    Whole episodes: windows of one overlap, so windows held out at random would have been seen in training.
-    """
+    """Ids of training and validation episodes, sorted, int (E_train,) and (E_val,); at least one each."""
+    # Whole episodes: windows of one overlap, so windows held out at random would have been seen in training.
     if num_episodes < 2:
         raise DataError(f"Training and validation need at least one episode each, got {num_episodes}. Collect more.")
     held_out = min(max(round(num_episodes * val_fraction), 1), num_episodes - 1)
@@ -72,11 +71,8 @@ def split_episodes(num_episodes: int, val_fraction: float, seed: int) -> tuple[A
 
 
 def batch_indices(num_windows: int, batch_size: int, step: int, seed: int) -> Array:
-    """Windows of the batch at global ``step`` (from 0), int (batch_size,): pure, so that a resumed run sees the same.
-
-    Each epoch is shuffled anew; its last, incomplete batch is dropped.
-    """
-    per_epoch = num_windows // batch_size
+    """Windows of the batch at global ``step`` (from 0), int (batch_size,); pure, so a resumed run sees the same."""
+    per_epoch = num_windows // batch_size  # the last, incomplete batch of an epoch is dropped
     if per_epoch == 0:
         raise DataError(f"A batch of {batch_size} windows is too large: the data has {num_windows}. Collect more.")
     epoch, position = divmod(step, per_epoch)

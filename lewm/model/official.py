@@ -73,9 +73,7 @@ def import_official(
         raise CheckpointError(f"{out} exists and is not an empty folder. Choose a new place for the import.")
     settings = _read_config(config, frame_skip)
     if action_stats is not None and len(action_stats.mean) != settings.action_dim:
-        problem = (
-            f"{len(action_stats.mean)} numbers per action in the statistics, but {settings.action_dim} in {config}"
-        )
+        problem = f"{len(action_stats.mean)} numbers per action in the statistics, {settings.action_dim} in {config}"
         raise CheckpointError(f"{problem}. Use the dataset that this checkpoint was trained on.")
     model = LeWM(settings, action_stats)
     tensors = _read_weights(weights)
@@ -128,10 +126,7 @@ def _official_name(ours: str) -> str:
 
 
 def _read_config(path: Path, frame_skip: int) -> ModelConfig:
-    """Our configuration of the network that an official config.json describes.
-
-    What no tensor's name or shape would give away is checked; other differences show when tensors are compared.
-    """
+    """Our configuration of the network that an official config.json describes."""
     document = checkpoint.read_json(path)
 
     def get(section: str, name: str, default: Any = None, accepted: Sequence[Any] = ()) -> Any:
@@ -145,6 +140,7 @@ def _read_config(path: Path, frame_skip: int) -> ModelConfig:
 
     width = _VIT_WIDTHS[get("encoder", "size", "tiny", tuple(_VIT_WIDTHS))]
     image = get("encoder", "image_size", 224), get("encoder", "patch_size", 16)
+    # Only what no tensor's name or shape would give away is checked; tensors are compared afterwards.
     get("predictor", "emb_dropout", 0.0, accepted=(0.0,))
     for section in ("projector", "pred_proj"):
         get(section, "act_fn", "GELU", _spellings("GELU"))
