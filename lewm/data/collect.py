@@ -165,20 +165,21 @@ def _generate(collection: _Collection, parts: Sequence[range], workers: int) -> 
     reading_end, writing_end = os.pipe()  # one for all workers: their lines are too short to mix
     processes = [_start_worker(collection, share, writing_end) for share in shares]
     os.close(writing_end)
-    try:
-        with os.fdopen(reading_end) as answers:
+    with os.fdopen(reading_end) as answers:
+        try:
             for answer in map(json.loads, answers):  # until the last worker has ended
                 if isinstance(answer, str):
                     raise DataError(answer)
                 yield answer
-        if any(process.wait() for process in processes):
-            raise DataError("A collecting process died, perhaps for lack of memory. Collect again, with fewer workers.")
-    finally:
-        for process in processes:
-            with process:
-                process.kill()  # safe at any moment: a part is complete or absent
-        for leftover in Path(collection.folder).glob("*.tmp"):
-            leftover.unlink()
+            if any(process.wait() for process in processes):
+                raise DataError("A collecting process died, perhaps for lack of memory. Collect again, with fewer workers.")
+        finally:
+            # While the pipe is open: a worker that finds it closed would complain.
+            for process in processes:
+                with process:
+                    process.kill()  # safe at any moment: a part is complete or absent
+            for leftover in Path(collection.folder).glob("*.tmp"):
+                leftover.unlink()
 
 
 def _start_worker(collection: _Collection, parts: Sequence[range], answers: int) -> Popen[bytes]:
