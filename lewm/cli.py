@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lewm.config import PRESETS, CollectConfig, Config, EvalConfig, PlanConfig, from_dict, preset
+from lewm.config import PRESETS, CollectConfig, Config, EvalConfig, PlanConfig, SolverName, from_dict, preset
 from lewm.errors import ConfigError, LewmError, unknown_name
 from lewm.version import __version__
 
@@ -94,33 +94,74 @@ class EvalArgs:
     """Plan to the goals of an environment's frozen manifest. Defaults come from the checkpoint's own run."""
 
     env: str = Config.env  # The environment to plan in.
+    manifest: Path | None = None  # Short for --eval.manifest.
+    solver: SolverName | None = None  # Short for --plan.solver.
+    fixed_flops: float | None = None  # Choose plan.iterations so that a plan takes at most so much arithmetic.
     out: Path | None = None  # Where to write the results as JSON; None: evaluation.json in the checkpoint's folder.
+    videos: int = 0  # Show so many episodes as GIFs, in a folder beside the results.
     seed: int = 0  # Of the planner's random streams.
     device: str = "auto"  # auto: cuda, then mps, then cpu.
     plan: PlanConfig = field(default_factory=PlanConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.videos <= self.eval.episodes:
+            raise ConfigError(f"videos must be between 0 and eval.episodes ({self.eval.episodes}), got {self.videos}.")
+        if self.out and self.out.is_dir():
+            raise ConfigError(f"{self.out} is a folder; --out names the JSON file to write.")
 
 
 def evaluate(arguments: list[str]) -> None:
     """Measure how often planning reaches an environment's frozen goals"""
     source, rest = _take_positional(arguments, "eval", "CHECKPOINT", "a model folder, a run folder or a hub id")
     from lewm import checkpoint
-    from lewm.evaluate import runner
+    from lewm.evaluate import animation, flops, runner
     from lewm.model.world_model import LeWM
     from lewm.progress import progress_bar
 
     folder = checkpoint.resolve(source)
     run = from_dict(Config, checkpoint.load_document(folder).get("run", {}))
-    default = EvalArgs(run.env, None, run.seed, "auto", run.plan, run.eval)
+    default = EvalArgs(env=run.env, seed=run.seed, plan=run.plan, eval=run.eval)
     args = _parse(EvalArgs, rest, f"eval {source}", default)
-    config = replace(run, env=args.env, seed=args.seed, device=args.device, plan=args.plan, eval=args.eval)
+    plan = replace(args.plan, solver=args.solver) if args.solver else args.plan
+    settings = replace(args.eval, manifest=args.manifest) if args.manifest else args.eval
     model = LeWM.from_pretrained(folder, args.device)
+    if args.fixed_flops is not None:
+        plan = flops.with_fixed_flops(model.config, plan, args.fixed_flops)
+        spent = plan.iterations * flops.iteration_flops(model.config, plan)
+        _say(f"{plan.iterations} iterations of {plan.solver}: {spent:.2e} floating-point operations per plan.")
+    config = replace(run, env=args.env, seed=args.seed, device=args.device, plan=plan, eval=settings)
     with progress_bar(console, "plan") as on_progress:
         evaluation = runner.evaluate(model, config, on_progress)
     out = args.out or folder / "evaluation.json"
-    evaluation.save(out)
+    evaluation.save(out, folder)
     _print_rates(evaluation.rates())
     _say(f"Results: {out}")
+    if args.videos:
+        videos = out.with_name(f"{out.stem}_videos")
+        animation.write_videos(videos, config.env, evaluation.results[: args.videos])
+        _say(f"Videos: {videos}")
+
+
+@dataclass(frozen=True)
+class CompareArgs:
+    """Compare two evaluations of the same pairs, episode by episode."""
+
+    first: tyro.conf.Positional[Path]  # Results that `lewm eval` wrote.
+    second: tyro.conf.Positional[Path]  # Others, of the same pairs.
+
+
+def compare(arguments: list[str]) -> None:
+    """Say whether one evaluation is better than another, or just luckier"""
+    args = _parse(CompareArgs, arguments, "compare")
+    from lewm.evaluate import results
+
+    table = Table("", "first", "second", "only first", "only second", "p", box=None, header_style="bold")
+    for protocol, found in results.compare(args.first, args.second).items():
+        rates = (f"{100 * rate.value:.1f} % ({rate.successes}/{rate.total})" for rate in (found.first, found.second))
+        table.add_row(protocol, *rates, str(found.only_first), str(found.only_second), f"{found.p_value:.3g}")
+    console.print(table)
+    _say("p: how often luck alone would divide the episodes that only one of them solved as unevenly (McNemar, exact).")
 
 
 @dataclass(frozen=True)
@@ -180,6 +221,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "collect": collect,
     "train": train,
     "eval": evaluate,
+    "compare": compare,
     "info": info,
     "envs": envs,
     "import-official": import_official,
@@ -205,7 +247,7 @@ def run(arguments: list[str]) -> int:
         errors.print(f"[bold red]Error:[/] {escape(str(error))}")
         return 1
     except KeyboardInterrupt:
-        errors.print("Interrupted. The same command continues where it stopped.")
+        errors.print("Interrupted. The same command continues where it stopped (an evaluation starts again).")
         return 130
 
 

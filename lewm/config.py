@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from lewm.errors import ConfigError, unknown_name
 
 T = TypeVar("T")
+SolverName = Literal["cem", "icem", "mppi", "sgd", "rmsprop", "adam"]
 
 
 class _Checked:
@@ -29,6 +30,12 @@ class _Checked:
     def _check_positive(self, *names: str) -> None:
         for name in names:
             self._require(getattr(self, name) > 0, name, "positive")
+
+    def _check_choices(self) -> None:
+        for name, hint in typing.get_type_hints(type(self)).items():
+            if typing.get_origin(hint) is Literal and getattr(self, name) not in (known := typing.get_args(hint)):
+                section = type(self).__name__.removesuffix("Config").lower()
+                raise ConfigError(unknown_name(f"{section}.{name}", str(getattr(self, name)), known))
 
 
 @dataclass(frozen=True)
@@ -162,32 +169,59 @@ class CollectConfig(_Checked):
 
 @dataclass(frozen=True)
 class PlanConfig(_Checked):
-    """The cross-entropy method and how its plans are executed."""
+    """How plans are searched for (docs/planning.md has the solvers) and executed (and the schedules)."""
 
+    solver: SolverName = "cem"  # How to search.
     horizon: int = 5  # Action blocks that a plan looks ahead.
-    samples: int = 300  # Candidate plans per iteration.
+    samples: int = 300  # Candidate plans per iteration, for cem, icem and mppi.
     iterations: int = 30  # The paper's text has 10 outside Push-T, its released code 30 everywhere.
     elites: int = 30  # Best candidates, to which the next distribution is fitted.
     init_std: float = 1.0  # Of the first distribution, in z-scored actions.
-    execute: int | None = None  # Blocks executed before replanning; None: the whole plan, as in the paper.
+    noise_exponent: float = 0.5  # iCEM: power of 1/f with which noise is smooth in time; 0 is white.
+    kept_elites: float = 0.3  # iCEM: share of the elites that compete again in the next iteration.
+    momentum: float = 0.1  # iCEM: share of the old distribution in the new one.
+    temperature: float = 0.3  # MPPI: in standard deviations of the costs; lower trusts the best candidates more.
+    restarts: int = 16  # Gradient solvers: plans that are improved side by side.
+    lr: float = 0.3  # Gradient solvers: size of the first steps, in z-scored actions; falls to 0 in the last.
+    objective: Literal["terminal", "summed", "nearest"] = "terminal"  # Which imagined distance counts.
+    effort: float = 0.0  # Weight of the actions' mean square, added to the distance.
+    schedule: Literal["whole", "receding", "shrinking", "soonest"] = "whole"  # When to replan, and how far to look.
+    execute: int | None = None  # Blocks executed before replanning; None: whole plans with "whole", else 1.
+    warm_start: bool = False  # Begin each search from the rest of the previous plan.
+    action_limit: float | None = None  # Bound on the size of raw actions; None: none, as in the paper.
+    stop_spread: float | None = None  # Stop a search when its candidates' standard deviation falls below this.
+    budget_ms: float | None = None  # Stop a search after so many milliseconds, with the plan so far.
+    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on CUDA, float32 elsewhere.
+    cuda_graph: bool = True  # Record a search's step once and replay it, on CUDA.
     batch_size: int = 50  # Episodes planned together on a GPU.
 
     def __post_init__(self) -> None:
-        self._check_positive("horizon", "samples", "iterations", "init_std", "batch_size")
-        self._require(2 <= self.elites <= self.samples, "elites", f"between 2 and plan.samples ({self.samples})")
+        self._check_choices()
+        self._check_positive("horizon", "samples", "iterations", "init_std", "temperature", "restarts", "lr")
+        self._check_positive("batch_size")
+        if self.solver in ("cem", "icem"):
+            self._require(2 <= self.elites <= self.samples, "elites", f"between 2 and plan.samples ({self.samples})")
+        self._require(0 <= self.kept_elites < 1, "kept_elites", "in [0, 1)")
+        self._require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
+        self._require(self.effort >= 0, "effort", "at least 0")
         within = self.execute is None or 1 <= self.execute <= self.horizon
         self._require(within, "execute", f"between 1 and plan.horizon ({self.horizon})")
+        for name in ("action_limit", "stop_spread", "budget_ms"):
+            self._require(getattr(self, name) is None or getattr(self, name) > 0, name, "positive")
 
 
 @dataclass(frozen=True)
 class EvalConfig(_Checked):
-    """The evaluation protocol (paper: 50 pairs, goal 25 steps ahead, budget 50)."""
+    """What is evaluated (paper: 50 pairs, goal 25 steps ahead, budget 50); docs/evaluation.md has the protocols."""
 
-    episodes: int = 50  # Pairs taken from the start of the environment's frozen manifest.
+    episodes: int = 50  # Pairs taken from the start of the manifest.
     budget: int = 50  # Primitive actions allowed per episode.
+    manifest: Path | None = None  # A manifest of your own; None: the environment's frozen one.
+    workers: int = 0  # Processes that hold environments; 1: none; 0: one per core for slow simulators, else none.
 
     def __post_init__(self) -> None:
         self._check_positive("episodes", "budget")
+        self._require(self.workers >= 0, "workers", "at least 0")
 
 
 @dataclass(frozen=True)

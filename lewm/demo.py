@@ -79,5 +79,5 @@ def _evaluate(config: Config, result: TrainResult, out: Path, console: Console) 
         "Checkpoint": str(result.checkpoint),
     }
     write_report(out / REPORT, evaluation, read_metrics(result.directory / "metrics.jsonl"), summary)
-    evaluation.save(out / EVALUATION)
+    evaluation.save(out / EVALUATION, result.checkpoint)
     return evaluation.rates()

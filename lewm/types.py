@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
+# Passing through the goal is not reaching it: the strict protocol wants so many actions in a row.
+HOLD_STEPS = 3
+
 
 @dataclass(frozen=True)
 class ActionStats:
-    """Of primitive actions, (action_dim,) each; they define the model's action space, so they are part of a model."""
+    """Mean and std of primitive actions, (action_dim,) each: part of the model, whose action space they define."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -83,20 +86,43 @@ class EpisodeResult:
     """What happened in one evaluation episode; ``plans`` has one entry per replanning.
 
     goal: the state to reach, float64 (state_dim,).
-    first_success: number of executed actions after which the goal was first reached, None if never.
+    reached: whether the state counted as the goal after each action, bool (steps,).
     states: the environment's state before each action and after the last, float64 (steps+1, state_dim).
     """
 
     index: int
     goal: Array
     solved_at_start: bool
-    first_success: int | None
+    reached: Array
     states: Array
     plans: tuple[Plan, ...] = ()
 
     @property
+    def first_success(self) -> int | None:
+        """Number of executed actions after which the goal was first reached, None if never."""
+        return int(self.reached.argmax()) + 1 if self.reached.any() else None
+
+    @property
     def success(self) -> bool:
-        return self.first_success is not None
+        """The paper's protocol: the goal was reached after any action."""
+        return bool(self.reached.any())
+
+    @property
+    def strict_success(self) -> bool | None:
+        """The strict protocol: reached at the end, or after ``HOLD_STEPS`` actions in a row; None: does not count.
+
+        A pair that is solved before anything was done says nothing about who solves it.
+        """
+        if self.solved_at_start:
+            return None
+        in_a_row = np.lib.stride_tricks.sliding_window_view(self.reached, min(HOLD_STEPS, len(self.reached)))
+        return bool(self.reached[-1] or in_a_row.all(-1).any())
+
+
+class RolloutFunction(Protocol):
+    """Embeddings (B, T, D), blocks between them (B, T-1, A), candidates (B, S, H, A) -> predictions (B, S, H, D)."""
+
+    def __call__(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor: ...
 
 
 class WorldModel(Protocol):
@@ -111,7 +137,7 @@ class WorldModel(Protocol):
     def device(self) -> torch.device: ...
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor: ...
-    def rollout(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor: ...
+    def planning_rollout(self, precision: str, differentiable: bool) -> RolloutFunction: ...
     def normalise_actions(self, raw: torch.Tensor) -> torch.Tensor: ...
     def denormalise_actions(self, blocks: torch.Tensor) -> torch.Tensor: ...
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from lewm import cli
 from lewm.cli import VERBS
 from lewm.config import PRESETS, Config
+from lewm.evaluate.manifest import build_manifest
 from lewm.version import __version__
 
 
@@ -84,6 +86,7 @@ def test_version(lewm: Lewm):
         (["train", "debug", "--help"], "--model.encoder.depth"),
         (["train", "debug", "--help"], "--resume"),
         (["eval", "--help"], "CHECKPOINT"),
+        (["compare", "--help"], "episode by episode"),
         (["info", "--help"], "dataset file"),
         (["import-official", "--help"], "--frame-skip"),
     ],
@@ -249,14 +252,16 @@ def test_collect_train_eval_info(lewm: Lewm, tmp_path: Path):
 
     answer = lewm("eval", run, "--eval.episodes", 3, "--device", "cpu")
     assert answer.status == 0
-    for name in ("planning with the world model", "random policy", "already solved at the start"):
-        assert name in answer.out
+    for name in ("planning with the world model", "random policy"):
+        assert f"{name} " in answer.out
+        assert f"{name}, strict " in answer.out
+    assert "already solved at the start" in answer.out
     assert "of 3" in answer.out
     document = json.loads((checkpoint / "evaluation.json").read_text())
     assert len(document["episodes"]) == 3
     # What was not said comes from the run.
     assert document["config"]["plan"]["samples"] == 8
-    assert document["config"]["eval"] == {"episodes": 3, "budget": 10}
+    assert document["config"]["eval"] == {"episodes": 3, "budget": 10, "manifest": None, "workers": 0}
     assert document["config"]["train"]["steps"] == 3
 
     assert "3 steps on" in lewm("info", run).out
@@ -277,9 +282,55 @@ def test_eval_can_be_told_where_to_write(lewm: Lewm, debug_run: Path, tmp_path: 
         (["--plan.horizon", "9"], "A plan of 9 blocks of 5 steps does not fit into a budget of 10 steps."),
         (["--eval.episodes", "201"], "eval.episodes is 201"),
         (["--env", "twroom"], "Did you mean 'tworoom'?"),
+        (["--plan.elites", "0"], "plan.elites must be between 2 and plan.samples (8), got 0."),
+        (["--plan.elites", "9"], "plan.elites must be between 2 and plan.samples (8), got 9."),
+        (["--fixed-flops", "1000"], "1.00e+03 do not suffice. Raise --fixed-flops"),
+        (["--manifest", "no/such.json"], "There is no manifest at no/such.json"),
+        (["--videos", "3"], "videos must be between 0 and eval.episodes (2), got 3."),
+        (["--eval.workers", "-1"], "eval.workers must be at least 0, got -1."),
+        (["--out", "."], ". is a folder; --out names the JSON file to write."),
     ],
 )
 def test_eval_refuses_the_impossible(lewm: Lewm, debug_run: Path, tmp_path: Path, options: list[str], message: str):
     answer = lewm("eval", debug_run, "--device", "cpu", "--out", tmp_path / "result.json", *options)
     assert_refused(answer, message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_eval_with_everything(lewm: Lewm, debug_run: Path, tmp_path: Path):
+    out, pairs = tmp_path / "new" / "result.json", tmp_path / "pairs.json"
+    build_manifest("tworoom", count=2, goal_offset=10, path=pairs)
+    options = ("--solver", "mppi", "--fixed-flops", 1e7, "--manifest", pairs, "--eval.workers", 2, "--videos", 1)
+    answer = lewm("eval", debug_run, "--device", "cpu", "--out", out, *options)
+    assert (answer.status, answer.err) == (0, "")
+    document = json.loads(out.read_text())
+    assert document["goal_offset"] == 10
+    assert document["config"]["plan"]["solver"] == "mppi"
+    iterations = document["config"]["plan"]["iterations"]
+    assert iterations > 2, "more than the run's own"
+    assert f"{iterations} iterations of mppi: 9." in answer.out
+    assert document["config"]["eval"] == {"episodes": 2, "budget": 10, "manifest": str(pairs), "workers": 2}
+    videos = out.with_name("result_videos")
+    assert f"Videos: {videos}" in answer.out
+    assert [path.name for path in videos.iterdir()] == ["episode_000.gif"]
+    with Image.open(videos / "episode_000.gif") as gif:
+        assert gif.n_frames == 11
+
+
+def test_a_solver_must_exist(lewm: Lewm, debug_run: Path):
+    answer = lewm("eval", debug_run, "--solver", "cme")
+    assert answer.status == 2
+    assert "cem" in answer.err
+
+
+def test_compare(lewm: Lewm, debug_run: Path, tmp_path: Path):
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    for out, episodes in ((first, 2), (second, 1)):
+        assert lewm("eval", debug_run, "--device", "cpu", "--out", out, "--eval.episodes", episodes).status == 0
+    answer = lewm("compare", first, first)
+    assert answer.status == 0
+    for protocol in ("paper", "strict"):
+        assert f" {protocol} " in answer.out
+    assert "McNemar" in answer.out
+    assert_refused(lewm("compare", first, second), "(2 and 1, not the same)", "--eval.episodes")
+    assert_refused(lewm("compare", first, tmp_path / "third.json"), "third.json cannot be read")

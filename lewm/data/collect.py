@@ -172,7 +172,9 @@ def _generate(collection: _Collection, parts: Sequence[range], workers: int) -> 
                     raise DataError(answer)
                 yield answer
             if any(process.wait() for process in processes):
-                raise DataError("A collecting process died, perhaps for lack of memory. Collect again, with fewer workers.")
+                raise DataError(
+                    "A collecting process died, perhaps for lack of memory. Collect again, with fewer workers."
+                )
         finally:
             # While the pipe is open: a worker that finds it closed would complain.
             for process in processes:

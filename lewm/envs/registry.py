@@ -26,6 +26,7 @@ class EnvEntry:
     entry_point, expert: "module:attribute", the latter called with a NumPy generator.
     episode_steps: a collected episode ends at the goal or after this many actions.
     extra: the pip extra that installs its simulator, None if lewm alone suffices.
+    slow: stepping and drawing it takes so long that evaluation should spread it over processes.
     """
 
     name: str
@@ -36,6 +37,7 @@ class EnvEntry:
     action_dim: int
     description: str
     extra: str | None = None
+    slow: bool = False
 
 
 _ENTRIES: dict[str, EnvEntry] = {}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from lewm.checkpoint import disk_errors, replacing
 from lewm.envs.registry import make_env
 from lewm.types import Array, EpisodeResult
 
@@ -20,12 +22,21 @@ BACKGROUND, NEUTRAL, SOLVED, FAILED = (27, 32, 42), (138, 148, 168), (61, 191, 1
 def episodes_gif(env_name: str, results: Sequence[EpisodeResult]) -> bytes:
     """An endless GIF of episodes side by side, each as start | goal | agent; one frame per environment state.
 
-    An episode that ends before the longest one holds its last picture, framed green if it was solved and red if not.
+    The agent is framed green from where it first reaches the goal, and red at the end if it never does.
     """
     with make_env(env_name, RESOLUTION) as env:
         goals = env.render_states(np.stack([result.goal for result in results]))
         films = [env.render_states(result.states) for result in results]
     return _encode([_picture(results, goals, films, step) for step in range(max(map(len, films)))])
+
+
+def write_videos(folder: Path, env_name: str, results: Sequence[EpisodeResult]) -> None:
+    """Write one GIF per episode into ``folder``, which is made if needed."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for result in results:
+            with replacing(folder / f"episode_{result.index:03d}.gif") as (temporary,):
+                temporary.write_bytes(episodes_gif(env_name, [result]))
 
 
 def _picture(results: Sequence[EpisodeResult], goals: Array, films: Sequence[Array], step: int) -> Image.Image:
@@ -50,10 +61,10 @@ def _picture(results: Sequence[EpisodeResult], goals: Array, films: Sequence[Arr
 def _status(result: EpisodeResult, step: int) -> tuple[str, tuple[int, int, int]]:
     """What to write above the agent ``step`` actions into the animation, and the colour of that and of its frame."""
     steps = len(result.states) - 1
+    if result.first_success is not None and step >= result.first_success:
+        return f"solved at {result.first_success}", SOLVED
     if step < steps:
         return f"step {step}", NEUTRAL
-    if result.success:
-        return f"solved at {result.first_success}", SOLVED
     return f"not reached ({steps})", FAILED
 
 

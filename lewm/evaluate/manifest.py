@@ -37,13 +37,22 @@ class Manifest:
         return self.pairs[:count]
 
 
-def load_manifest(env_name: str) -> Manifest:
-    """The manifest that comes with the package."""
+def load_manifest(env_name: str, path: Path | None = None) -> Manifest:
+    """The manifest in a file, or the one that comes with the package."""
     entry = env_entry(env_name)
-    resource = importlib.resources.files("lewm.evaluate") / "manifests" / f"{entry.name}.json"
-    if not resource.is_file():
-        raise ConfigError(f"There is no evaluation manifest for {entry.gym_id}; `build_manifest` makes one.")
-    return _from_document(json.loads(resource.read_text()))
+    source = path or importlib.resources.files("lewm.evaluate") / "manifests" / f"{entry.name}.json"
+    if not source.is_file():
+        missing = f"There is no manifest at {path}" if path else f"lewm has no evaluation manifest for {entry.gym_id}"
+        raise ConfigError(f"{missing}; `lewm.evaluate.manifest.build_manifest` makes one.")
+    try:
+        manifest = _from_document(json.loads(source.read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        expected = 'a JSON object {"environment": ID, "goal_offset": STEPS, "pairs": [{"start": STATE, "goal": STATE}]}'
+        raise ConfigError(f"{source} is no manifest ({error!r}). Expected {expected}.") from error
+    if manifest.environment != entry.gym_id:
+        remedy = f"Evaluate with --env {manifest.environment}, or choose another manifest"
+        raise ConfigError(f"{source} has pairs of {manifest.environment}, not of {entry.gym_id}. {remedy}.")
+    return manifest
 
 
 def build_manifest(env_name: str, count: int, goal_offset: int, path: Path) -> Manifest:
@@ -64,5 +73,8 @@ def _held_out_pairs(env_name: str, goal_offset: int) -> Iterator[dict[str, list[
 
 
 def _from_document(document: dict[str, Any]) -> Manifest:
-    pairs = tuple(EpisodeSpec(i, tuple(pair["start"]), tuple(pair["goal"])) for i, pair in enumerate(document["pairs"]))
-    return Manifest(document["environment"], document["goal_offset"], pairs)
+    pairs = tuple(
+        EpisodeSpec(index, tuple(map(float, pair["start"])), tuple(map(float, pair["goal"])))
+        for index, pair in enumerate(document["pairs"])
+    )
+    return Manifest(str(document["environment"]), int(document["goal_offset"]), pairs)

@@ -25,9 +25,9 @@ from lewm.checkpoint import disk_errors, replacing
 from lewm.config import to_dict
 from lewm.envs.registry import env_entry
 from lewm.evaluate.animation import episodes_gif
-from lewm.evaluate.runner import Evaluation
+from lewm.evaluate.results import Evaluation
 from lewm.evaluate.stats import Rate
-from lewm.types import EpisodeResult
+from lewm.types import HOLD_STEPS, EpisodeResult
 from lewm.version import __version__
 
 SHOWN_EPISODES, SHOWN_PLANS = 8, 6
@@ -72,6 +72,7 @@ def write_report(path: Path, evaluation: Evaluation, metrics: list[dict[str, Any
             pairs=success.total,
             goal_offset=evaluation.goal_offset,
             budget=config.eval.budget,
+            hold=HOLD_STEPS,
             gif=base64.b64encode(episodes_gif(config.env, shown)).decode(),
             shown=f"{solved} of {success.successes} solved and {len(shown) - solved} of "
             f"{success.total - success.successes} failed episodes",
@@ -109,9 +110,9 @@ def _bar(label: str, rate: Rate) -> str:
 def _outcome_row(result: EpisodeResult, random: EpisodeResult) -> str:
     """A row of the table: an episode, and what random actions did in it."""
     outcome = f'<span class="{"good" if result.success else "bad"}">{_outcome(result)}</span>'
-    at_start = "yes" if result.solved_at_start else "no"
+    strict = {True: "yes", False: "no", None: "solved at the start"}[result.strict_success]
     cost = f"{result.plans[-1].cost:.3g}" if result.plans else "–"
-    cells = (result.index, outcome, at_start, _outcome(random), len(result.plans), cost)
+    cells = (result.index, outcome, strict, _outcome(random), len(result.plans), cost)
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 

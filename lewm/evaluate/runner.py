@@ -1,129 +1,31 @@
 """Run a policy through evaluation episodes and record what happened.
 
-Protocol (paper): from each pair's start, at most ``budget`` primitive actions; the episode succeeds when the goal is
-reached after any of them. All episodes advance together so that a planner can serve them in one batch, but each
-draws from random streams of its own: the outcome of an episode does not depend on its companions.
+From each pair's start a policy has ``budget`` primitive actions, and uses them all: the strict protocol asks what it
+does after reaching the goal (docs/evaluation.md). Episodes advance in groups so that a planner can serve a group in one
+batch, but each draws from random streams of its own: its outcome does not depend on its companions.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
-import numpy as np
 import torch
 
-from lewm.checkpoint import write_json
-from lewm.config import Config, to_dict
-from lewm.envs.base import WorldEnv
-from lewm.envs.registry import env_entry, make_env
+from lewm.config import Config
+from lewm.envs.registry import EnvEntry, env_entry
 from lewm.errors import PlanningError
 from lewm.evaluate.manifest import load_manifest
-from lewm.evaluate.stats import Rate
+from lewm.evaluate.policies import Episode, PlanningPolicy, Policy, RandomPolicy
+from lewm.evaluate.results import Evaluation, Times
+from lewm.evaluate.worker import ProcessWorlds
+from lewm.evaluate.worlds import LocalWorlds, Order, Setting, Worlds
 from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Memory, Planner
-from lewm.rng import derive_seed, stream
-from lewm.types import Array, EpisodeResult, EpisodeSpec, Plan, ProgressCallback
-from lewm.version import __version__
-
-# Second element of the keys below: what a random stream is for.
-_PLANNING, _RANDOM_POLICY = 1, 2
-
-
-class Episode:
-    """One episode in progress. Frames are rendered at block boundaries only, where a plan may need them."""
-
-    def __init__(self, spec: EpisodeSpec, env: WorldEnv, history: int, frame_skip: int) -> None:
-        self.spec, self.env, self.frame_skip = spec, env, frame_skip
-        env.reset(seed=spec.index)
-        env.set_state(np.array(spec.start))
-        env.set_goal(np.array(spec.goal))
-        self.solved_at_start = env.goal_reached()
-        self.goal_image = env.render_states(np.array([spec.goal]))[0]
-        self.memory = Memory(env.render(), history)
-        self.states = [env.state]
-        self.first_success: int | None = None
-        self.plans: list[Plan] = []
-
-    @property
-    def steps(self) -> int:
-        """Primitive actions executed so far."""
-        return len(self.states) - 1
-
-    def execute(self, actions: Array, budget: int) -> None:
-        """Execute raw actions (n*K, action_dim), block by block, until done or out of budget."""
-        # Clipped here, as the environment would: a plan's context is what was done, not what was wished.
-        space = self.env.action_space
-        blocks = np.clip(actions, space.low, space.high).reshape(-1, self.frame_skip, *space.shape)
-        for block in blocks:
-            for action in block[: budget - self.steps]:
-                self.env.step(action)
-                self.states.append(self.env.state)
-                if self.env.goal_reached():
-                    self.first_success = self.steps
-                    return
-            if self.steps == budget:
-                return
-            self.memory.add(block, self.env.render())
-
-    def result(self) -> EpisodeResult:
-        """What happened so far."""
-        return EpisodeResult(
-            self.spec.index,
-            np.array(self.spec.goal),
-            self.solved_at_start,
-            self.first_success,
-            np.stack(self.states),
-            tuple(self.plans),
-        )
-
-
-class Policy(Protocol):
-    """Chooses what to execute next in each of several episodes."""
-
-    history: int
-
-    def decide(self, episodes: Sequence[Episode]) -> list[Array]:
-        """Raw actions (n*K, action_dim) for each episode."""
-        ...
-
-
-class PlanningPolicy:
-    """Model-predictive control with a world model."""
-
-    def __init__(self, planner: Planner, seed: int) -> None:
-        self.planner, self.seed = planner, seed
-        self.history = planner.model.history
-        config = planner.config
-        self._executed_steps = (config.execute or config.horizon) * planner.model.frame_skip
-
-    def decide(self, episodes: Sequence[Episode]) -> list[Array]:
-        contexts = [episode.memory.context() for episode in episodes]
-        goals = [episode.goal_image for episode in episodes]
-        keys = [derive_seed(self.seed, _PLANNING, e.spec.index, len(e.plans)) for e in episodes]
-        plans = self.planner.plan_many(contexts, goals, keys)
-        for episode, plan in zip(episodes, plans, strict=True):
-            episode.plans.append(plan)
-        return [plan.actions[: self._executed_steps] for plan in plans]
-
-
-class RandomPolicy:
-    """Uniform actions: the floor that any method has to leave behind."""
-
-    history = 1
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def decide(self, episodes: Sequence[Episode]) -> list[Array]:
-        actions = []
-        for episode in episodes:
-            rng = stream(self.seed, _RANDOM_POLICY, episode.spec.index, episode.steps)
-            space = episode.env.action_space
-            actions.append(rng.uniform(space.low, space.high, (episode.frame_skip, *space.shape)))
-        return actions
+from lewm.plan.mpc import Planner
+from lewm.types import EpisodeResult, EpisodeSpec, ProgressCallback
 
 
 def run_episodes(
@@ -134,70 +36,87 @@ def run_episodes(
     resolution: int,
     frame_skip: int,
     budget: int,
+    workers: int = 1,
+    group_size: int | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> list[EpisodeResult]:
-    """Run every episode to its end; results in the order of ``specs``."""
-    episodes = [Episode(s, make_env(env_name, resolution), policy.history, frame_skip) for s in specs]
-    try:
-        while active := [e for e in episodes if e.first_success is None and e.steps < budget]:
-            for episode, actions in zip(active, policy.decide(active), strict=True):
-                episode.execute(actions, budget)
+    """Run every episode to the end of its budget; results in the order of ``specs``.
+
+    workers: processes that hold the environments, 1: this one.  group_size: episodes that are decided upon together,
+    None: all. While one group is decided upon, the worker processes execute what was decided for the others.
+    """
+    setting = Setting(env_entry(env_name), resolution, frame_skip, policy.history)
+    executing: deque[list[Episode]] = deque()
+
+    def decide(worlds: Worlds, group: Sequence[Episode]) -> None:
+        if active := [episode for episode in group if episode.steps < budget]:
+            actions = policy.decide(active)
+            worlds.submit([Order(e.number, a, budget - e.steps) for e, a in zip(active, actions, strict=True)])
+            executing.append(active)
+
+    with contextlib.closing(_open_worlds(setting, specs, workers)) as worlds:
+        episodes = [
+            Episode(number, spec, opening, policy.history, frame_skip)
+            for number, (spec, opening) in enumerate(zip(specs, worlds.openings, strict=True))
+        ]
+        size = group_size or len(episodes)
+        for first in range(0, len(episodes), size):
+            decide(worlds, episodes[first : first + size])
+        while executing:
+            group = executing.popleft()
+            for episode, happened in zip(group, worlds.collect(), strict=True):
+                episode.add(happened)
             if on_progress:
-                done = sum(budget if e.first_success is not None else e.steps for e in episodes)
-                on_progress(done, budget * len(episodes))
-    finally:
-        for episode in episodes:
-            episode.env.close()
+                on_progress(sum(episode.steps for episode in episodes), budget * len(episodes))
+            decide(worlds, group)
     return [episode.result() for episode in episodes]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A model's results on a manifest, beside the random policy's on the same pairs."""
-
-    config: Config
-    goal_offset: int
-    results: tuple[EpisodeResult, ...]
-    random_results: tuple[EpisodeResult, ...]
-
-    def rates(self) -> dict[str, Rate]:
-        """The figures of the final table, by their labels."""
-        total = len(self.results)
-        return {
-            "planning with the world model": Rate(sum(r.success for r in self.results), total),
-            "random policy": Rate(sum(r.success for r in self.random_results), total),
-            "already solved at the start": Rate(sum(r.solved_at_start for r in self.results), total),
-        }
-
-    def save(self, path: Path) -> None:
-        """Write everything but the states as JSON, atomically."""
-        document = {
-            "lewm_version": __version__,
-            "torch_version": torch.__version__,
-            "goal_offset": self.goal_offset,
-            "rates": {name: rate.to_dict() for name, rate in self.rates().items()},
-            "episodes": [
-                {
-                    "index": result.index,
-                    "success": result.success,
-                    "first_success": result.first_success,
-                    "solved_at_start": result.solved_at_start,
-                    "random_policy_success": random.success,
-                    "plan_costs": [plan.cost for plan in result.plans],
-                }
-                for result, random in zip(self.results, self.random_results, strict=True)
-            ],
-            "config": to_dict(self.config),
-        }
-        write_json(path, document)
 
 
 def evaluate(model: LeWM, config: Config, on_progress: ProgressCallback | None = None) -> Evaluation:
     """Evaluate a model on its environment's manifest with the settings of ``config``.
 
-    Uses config.env, .seed, .plan and .eval; frames are rendered at the model's resolution.
+    Uses config.env, .seed, .plan and .eval; frames are rendered at the model's resolution. What cannot work is refused
+    before anything starts.
     """
     entry = env_entry(config.env)
+    _check_fit(model, config, entry)
+    manifest = load_manifest(config.env, config.eval.manifest)
+    specs = manifest.first(config.eval.episodes)
+    policy = PlanningPolicy(Planner(model, config=config.plan), config.seed)
+    shared = {
+        "resolution": model.image_size,
+        "frame_skip": model.frame_skip,
+        "budget": config.eval.budget,
+        "workers": _worker_count(config.eval.workers, entry, len(specs)),
+        "group_size": _group_size(config.plan.batch_size, entry, len(specs)),
+    }
+    started = time.perf_counter()
+    results = run_episodes(policy, config.env, specs, on_progress=on_progress, **shared)
+    times = Times(time.perf_counter() - started, tuple(policy.plan_seconds))
+    random_results = run_episodes(RandomPolicy(config.seed), config.env, specs, **shared)
+    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else str(model.device)
+    return Evaluation(config, manifest.goal_offset, tuple(results), tuple(random_results), times, device)
+
+
+def _open_worlds(setting: Setting, specs: Sequence[EpisodeSpec], workers: int) -> Worlds:
+    return LocalWorlds(setting, specs) if workers == 1 else ProcessWorlds(setting, specs, workers)
+
+
+def _worker_count(asked: int, entry: EnvEntry, episodes: int) -> int:
+    """Processes to use: as many as asked for; unasked, only a slow simulator is worth the talking between them."""
+    unasked = (os.cpu_count() or 1) if entry.slow else 1
+    return min(asked or unasked, episodes)
+
+
+def _group_size(batch_size: int, entry: EnvEntry, episodes: int) -> int:
+    """Episodes to plan together: a batch; of a slow simulator at most half of them, so that the others can move.
+
+    Never a function of the number of workers: on a GPU, results depend on the batch in their last digits.
+    """
+    return min(batch_size, -(-episodes // 2)) if entry.slow else batch_size
+
+
+def _check_fit(model: LeWM, config: Config, entry: EnvEntry) -> None:
     if entry.action_dim != model.action_dim:
         raise PlanningError(
             f"{entry.gym_id} has {entry.action_dim}-dimensional actions, but the model was trained with "
@@ -208,10 +127,3 @@ def evaluate(model: LeWM, config: Config, on_progress: ProgressCallback | None =
             f"A plan of {config.plan.horizon} blocks of {model.frame_skip} steps does not fit into a budget of "
             f"{config.eval.budget} steps. Lower plan.horizon or raise eval.budget."
         )
-    manifest = load_manifest(config.env)
-    specs = manifest.first(config.eval.episodes)
-    shared = {"resolution": model.image_size, "frame_skip": model.frame_skip, "budget": config.eval.budget}
-    policy = PlanningPolicy(Planner(model, config=config.plan), config.seed)
-    results = run_episodes(policy, config.env, specs, on_progress=on_progress, **shared)
-    random_results = run_episodes(RandomPolicy(config.seed), config.env, specs, **shared)
-    return Evaluation(config, manifest.goal_offset, tuple(results), tuple(random_results))

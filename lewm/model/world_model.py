@@ -18,8 +18,9 @@ from lewm import checkpoint
 from lewm.config import ModelConfig, from_dict, to_dict
 from lewm.errors import CheckpointError, ConfigError, PlanningError
 from lewm.model.predictor import ActionEmbedder, Predictor
+from lewm.model.rollout import FastRollout
 from lewm.model.vit import ViT
-from lewm.types import ActionStats
+from lewm.types import ActionStats, RolloutFunction
 
 
 class Projector(nn.Sequential):
@@ -94,6 +95,18 @@ class LeWM(nn.Module):
             z_next = self._predict_next(z[:, start:end], action[:, start:end])[:, -1:]
             z = torch.cat([z, z_next], dim=1)
         return z[:, context:].view(b, s, horizon, -1)
+
+    def planning_rollout(self, precision: str = "auto", differentiable: bool = False) -> RolloutFunction:
+        """``rollout`` for a planner, with a frozen copy of the weights: the same predictions for less work.
+
+        precision: "float32", "bf16", or "auto": bf16 on CUDA.  differentiable: gradients with respect to the actions.
+        """
+        from lewm.model import rollout_triton
+
+        bf16 = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
+        if bf16 and not differentiable and rollout_triton.supports(self):
+            return rollout_triton.TritonRollout(self)
+        return FastRollout(self, torch.bfloat16 if bf16 else torch.float32)
 
     def normalise_actions(self, raw: torch.Tensor) -> torch.Tensor:
         """Raw primitive actions (..., K, action_dim) -> z-scored blocks (..., A)."""

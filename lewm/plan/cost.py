@@ -1,11 +1,17 @@
-"""Costs of imagined futures."""
+"""Costs of imagined futures, which add up.
+
+An objective scores predictions: ``objective(z_BSHD, goal_BD, actions_BSHA) -> (B, S)``, with z-scored actions. A user's
+own function of that form can stand beside those here. ``TotalCost`` turns them into what a solver minimises.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+Objective = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def squared_distance(z: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
@@ -13,15 +19,52 @@ def squared_distance(z: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
     return (z - goal).square().sum(-1)
 
 
-@dataclass(frozen=True)
-class TerminalDistance:
-    """The paper's cost: squared distance between the last predicted embedding and the goal's.
+def terminal_distance(z_BSHD: torch.Tensor, goal_BD: torch.Tensor, _actions: torch.Tensor) -> torch.Tensor:
+    """The paper's cost: squared distance between the last predicted embedding and the goal's."""
+    return squared_distance(z_BSHD[:, :, -1], goal_BD.unsqueeze(1))
 
-    rollout: candidate plans (B, S, H, A) -> predictions (B, S, H, D).  goal_BD: the goals' embeddings.
-    """
+
+def summed_distance(z_BSHD: torch.Tensor, goal_BD: torch.Tensor, _actions: torch.Tensor) -> torch.Tensor:
+    """Squared distance to the goal, averaged along the way: hurries, at the price of detours it will not take."""
+    return squared_distance(z_BSHD, goal_BD[:, None, None]).mean(-1)
+
+
+def nearest_distance(z_BSHD: torch.Tensor, goal_BD: torch.Tensor, _actions: torch.Tensor) -> torch.Tensor:
+    """Squared distance at the nearest point of the way: for goals that may be reached before the horizon."""
+    return squared_distance(z_BSHD, goal_BD[:, None, None]).amin(-1)
+
+
+@dataclass(frozen=True)
+class ControlEffort:
+    """``weight`` times the mean square of the z-scored actions: prefers actions as in the training data."""
+
+    weight: float
+
+    def __call__(self, _z: torch.Tensor, _goal: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor:
+        return self.weight * actions_BSHA.square().mean((-2, -1))
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "terminal": terminal_distance,
+    "summed": summed_distance,
+    "nearest": nearest_distance,
+}
+
+
+def add_up(
+    objectives: Sequence[Objective], z_BSHD: torch.Tensor, goal_BD: torch.Tensor, actions_BSHA: torch.Tensor
+) -> torch.Tensor:
+    """The sum of objectives, (B, S)."""
+    return sum((f(z_BSHD, goal_BD, actions_BSHA) for f in objectives), start=z_BSHD.new_zeros(()))
+
+
+@dataclass(frozen=True)
+class TotalCost:
+    """The sum of objectives over the futures that ``rollout`` imagines: candidates (B, S, H, A) -> costs (B, S)."""
 
     rollout: Callable[[torch.Tensor], torch.Tensor]
     goal_BD: torch.Tensor
+    objectives: Sequence[Objective]
 
     def __call__(self, actions_BSHA: torch.Tensor) -> torch.Tensor:
-        return squared_distance(self.rollout(actions_BSHA)[:, :, -1], self.goal_BD.unsqueeze(1))
+        return add_up(self.objectives, self.rollout(actions_BSHA), self.goal_BD, actions_BSHA)

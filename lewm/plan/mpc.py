@@ -1,24 +1,30 @@
 """Model-predictive control: plan from what has been seen, execute some of it, look again, replan.
 
-A plan starts from up to ``history`` real frames, one per action block, together with the actions that were
-executed between them. With this context the predictor knows velocities that no single frame shows.
+A plan starts from up to ``history`` real frames, one per action block, together with the actions that were executed
+between them. With this context the predictor knows velocities that no single frame shows.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from lewm.config import PlanConfig
 from lewm.errors import PlanningError
-from lewm.plan.cem import CEM
-from lewm.plan.cost import TerminalDistance, squared_distance
-from lewm.plan.solver import Problem, Solver
+from lewm.plan.cost import OBJECTIVES, ControlEffort, Objective, TotalCost, add_up, squared_distance
+from lewm.plan.graph import GraphedStep
+from lewm.plan.schedule import soonest
+from lewm.plan.solver import Problem, Solver, Stopping, solve
+from lewm.plan.solvers import make_solver
 from lewm.types import Array, Context, Plan, WorldModel
+
+# Goals whose embeddings are kept.
+KEPT_GOALS = 1024
 
 
 class Memory:
@@ -39,25 +45,55 @@ class Memory:
         return Context(np.stack(self._frames), executed)
 
 
+@dataclass(frozen=True)
+class Request:
+    """One episode that wants a plan.
+
+    goal: uint8 (R, R, 3).  key: its random stream.  horizon: blocks to plan, None: as configured.
+    start: raw actions (n*K, action_dim) to begin the search from; a missing end is filled with mean actions.
+    """
+
+    context: Context
+    goal: Array
+    key: int = 0
+    horizon: int | None = None
+    start: Array | None = None
+
+
 class Planner:
     """Plans for a world model; the object a control loop would hold.
 
     Args:
         model: the world model, in evaluation mode.
-        solver: how to search; CEM with the settings of ``config`` by default.
-        config: horizon, and how many episodes are planned together.
+        solver: how to search; by default the one that ``config`` names.
+        config: everything else about planning.
+        objectives: what makes a future good; by default the distance and effort that ``config`` names. Functions
+            (z_BSHD, goal_BD, actions_BSHA) -> (B, S), added up.
     """
 
-    def __init__(self, model: WorldModel, solver: Solver | None = None, config: PlanConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: WorldModel,
+        solver: Solver | None = None,
+        config: PlanConfig | None = None,
+        objectives: Sequence[Objective] | None = None,
+    ) -> None:
         if getattr(model, "training", False):
             raise PlanningError(
                 "The model is in training mode: its BatchNorm would depend on the batch. Call model.eval() first."
             )
         self.model = model
         self.config = config or PlanConfig()
-        self.solver = solver or CEM(self.config)
+        self.solver = solver or make_solver(self.config)
+        effort: list[Objective] = [ControlEffort(self.config.effort)] if self.config.effort else []
+        self.objectives = list(objectives or [OBJECTIVES[self.config.objective], *effort])
+        self.block_dim = model.frame_skip * model.action_dim
         # Fails now, not after a search, for a model without action statistics.
-        model.denormalise_actions(torch.zeros(model.frame_skip * model.action_dim, device=model.device))
+        model.denormalise_actions(torch.zeros(self.block_dim, device=model.device))
+        self._rollout = model.planning_rollout(self.config.precision, differentiable=self.solver.needs_gradient)
+        self._check_differentiable()
+        self._goals: dict[bytes, tuple[Array, torch.Tensor]] = {}
+        self._graphs: dict[tuple[int, ...], GraphedStep] = {}
 
     def plan(self, frames: Array, goal: Array, executed_actions: Array | None = None, key: int = 0) -> Plan:
         """One plan towards a goal image.
@@ -68,44 +104,119 @@ class Planner:
         """
         frames = frames[None] if frames.ndim == 3 else frames
         executed = np.zeros((0, 0, 0), np.float32) if executed_actions is None else executed_actions
-        return self.plan_many([Context(frames, executed)], [goal], [key])[0]
+        return self.plan_many([Request(Context(frames, executed), goal, key)])[0]
 
-    def plan_many(self, contexts: Sequence[Context], goals: Sequence[Array], keys: Sequence[int]) -> list[Plan]:
+    def plan_many(self, requests: Sequence[Request]) -> list[Plan]:
         """Plans for several episodes; each is the same as if it were planned alone (to rounding on a GPU)."""
         plans: dict[int, Plan] = {}
-        for indices in self._batches(contexts):
-            solved = self._solve(
-                [contexts[i] for i in indices], [goals[i] for i in indices], [keys[i] for i in indices]
-            )
-            plans.update(zip(indices, solved, strict=True))
-        return [plans[i] for i in range(len(contexts))]
+        for indices in self._batches(requests):
+            plans.update(zip(indices, self._solve([requests[i] for i in indices]), strict=False))
+        return [plans[i] for i in range(len(requests))]
 
-    def _batches(self, contexts: Sequence[Context]) -> list[list[int]]:
-        """Groups of equal context length that are solved together.
+    def _batches(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Groups of equal context length and horizon that are solved together.
 
-        On a CPU each episode is a group of its own: one episode's samples fill the cores already, and products of
-        a fixed shape round the same way whatever else is being planned.
+        On a CPU each episode is a group of its own: one episode's samples fill the cores already, and products of a
+        fixed shape round the same way whatever else is being planned.
         """
         size = 1 if self.model.device.type == "cpu" else self.config.batch_size
-        by_length: dict[int, list[int]] = defaultdict(list)
-        for index, context in enumerate(contexts):
-            by_length[len(context.frames)].append(index)
-        return [group[i : i + size] for group in by_length.values() for i in range(0, len(group), size)]
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, request in enumerate(requests):
+            groups[len(request.context.frames), request.horizon or self.config.horizon].append(index)
+        return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
 
     @torch.no_grad()
-    def _solve(self, contexts: Sequence[Context], goals: Sequence[Array], keys: Sequence[int]) -> list[Plan]:
-        z_BTD, past_BTA = self._encode_contexts(contexts)
-        goal_BD = self._encode(np.stack(goals), "goal", axes=1)
-        rollout = functools.partial(self.model.rollout, z_BTD, past_BTA)
-        cost = TerminalDistance(rollout, goal_BD)
-        block_dim = self.model.frame_skip * self.model.action_dim
-        keys_B = torch.tensor(keys, dtype=torch.int64, device=self.model.device)
-        actions_BHA = self.solver.solve(Problem(cost, self.config.horizon, block_dim, keys_B))
-        actions_BSHA = actions_BHA.unsqueeze(1)
-        distances_BH = squared_distance(rollout(actions_BSHA)[:, 0], goal_BD.unsqueeze(1)).cpu().numpy()
-        costs = cost(actions_BSHA)[:, 0].tolist()
+    def _solve(self, requests: Sequence[Request]) -> list[Plan]:
+        """Plans for requests of one context length and horizon."""
+        requests = self._padded(requests)
+        horizon = requests[0].horizon or self.config.horizon
+        z_BTD, past_BTA = self._encode_contexts([request.context for request in requests])
+        goal_BD = self._encode_goals([request.goal for request in requests])
+        keys_B = torch.tensor([request.key for request in requests], dtype=torch.int64, device=self.model.device)
+        start_BHA = torch.stack([self._start(request, horizon) for request in requests])
+        inputs = z_BTD, past_BTA, goal_BD, keys_B, start_BHA
+        if self.config.schedule == "soonest":
+            return self._solve_all_horizons(inputs, horizon)
+        actions_BHA = self._search(inputs, self.objectives)
+        z_BSHD = self._imagine(inputs, actions_BHA)
+        costs_BS = add_up(self.objectives, z_BSHD, goal_BD, actions_BHA.unsqueeze(1))
+        distances_BH = squared_distance(z_BSHD[:, 0], goal_BD.unsqueeze(1))
+        return self._as_plans(actions_BHA, costs_BS[:, 0].tolist(), distances_BH.cpu().numpy())
+
+    def _solve_all_horizons(self, inputs: tuple[torch.Tensor, ...], horizon: int) -> list[Plan]:
+        """The schedule "soonest": one search per horizon, then the shortest good plan of each episode."""
+        batch = len(inputs[0])
+        repeated = tuple(tensor.repeat_interleave(horizon, 0) for tensor in inputs)
+        step_B = torch.arange(horizon, device=self.model.device).repeat(batch)
+        # Searches of one episode must not share their noise.
+        repeated = (*repeated[:3], repeated[3] + step_B, repeated[4])
+        actions_BHA = self._search(repeated, [functools.partial(_distance_at_step, step_B)])
+        reached_BH = squared_distance(self._imagine(repeated, actions_BHA)[:, 0], repeated[2].unsqueeze(1))
+        nearest = reached_BH[torch.arange(len(step_B)), step_B].view(batch, horizon).cpu().numpy()
+        chosen = [soonest(row) for row in nearest]
+        rows = torch.tensor([i * horizon + h - 1 for i, h in enumerate(chosen)], device=self.model.device)
+        plans = self._as_plans(
+            actions_BHA[rows], nearest[range(batch), [h - 1 for h in chosen]], reached_BH[rows].cpu().numpy()
+        )
+        skip = self.model.frame_skip
+        return [
+            Plan(plan.actions[: h * skip], plan.cost, plan.distances[:h]) for plan, h in zip(plans, chosen, strict=True)
+        ]
+
+    def _search(self, inputs: tuple[torch.Tensor, ...], objectives: Sequence[Objective]) -> torch.Tensor:
+        """Run the solver: z-scored plans (B, H, A)."""
+        config = self.config
+        stopping = Stopping(config.stop_spread, config.budget_ms and config.budget_ms / 1000)
+        make_problem = functools.partial(self._problem, objectives)
+        if self.model.device.type != "cuda" or not config.cuda_graph:
+            return solve(self.solver, make_problem(*inputs), stopping)
+        shape = (*inputs[0].shape, *inputs[4].shape)
+        if shape in self._graphs:
+            self._graphs[shape].load(inputs)
+        else:
+            self._graphs[shape] = GraphedStep(self.solver, inputs, make_problem)
+        step = self._graphs[shape]
+        return solve(self.solver, step.problem, stopping, step).clone()
+
+    def _problem(
+        self,
+        objectives: Sequence[Objective],
+        z_BTD: torch.Tensor,
+        past_BTA: torch.Tensor,
+        goal_BD: torch.Tensor,
+        keys_B: torch.Tensor,
+        start_BHA: torch.Tensor,
+    ) -> Problem:
+        cost = TotalCost(functools.partial(self._rollout, z_BTD, past_BTA), goal_BD, objectives)
+        low_A, high_A = self._bounds()
+        horizon, skip = start_BHA.shape[1], self.model.frame_skip
+        return Problem(cost, horizon, self.block_dim, keys_B, start_BHA, low_A, high_A, skip)
+
+    def _bounds(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+        """The configured limit on raw actions, as bounds on z-scored blocks (A,)."""
+        limit, model = self.config.action_limit, self.model
+        if limit is None:
+            return None, None
+        raw = torch.full((model.frame_skip, model.action_dim), limit, device=model.device)
+        return model.normalise_actions(-raw), model.normalise_actions(raw)
+
+    def _imagine(self, inputs: tuple[torch.Tensor, ...], actions_BHA: torch.Tensor) -> torch.Tensor:
+        """Where plans lead: predictions (B, 1, H, D)."""
+        z_BTD, past_BTA = inputs[:2]
+        return self._rollout(z_BTD, past_BTA, actions_BHA.unsqueeze(1))
+
+    def _as_plans(self, actions_BHA: torch.Tensor, costs: Iterable[float], distances: Array) -> list[Plan]:
         raw = self.model.denormalise_actions(actions_BHA).flatten(1, 2).cpu().numpy()
-        return [Plan(raw[i], costs[i], distances_BH[i]) for i in range(len(contexts))]
+        return [Plan(*fields) for fields in zip(raw, map(float, costs), distances, strict=True)]
+
+    # -- inputs ------------------------------------------------------------------------------------------------------
+
+    def _padded(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """On CUDA, repeat the last request up to a power of two: few shapes, so few graphs to record."""
+        if self.model.device.type != "cuda":
+            return requests
+        size = min(1 << (len(requests) - 1).bit_length(), max(self.config.batch_size, len(requests)))
+        return [*requests, *[requests[-1]] * (size - len(requests))]
 
     def _encode_contexts(self, contexts: Sequence[Context]) -> tuple[torch.Tensor, torch.Tensor]:
         """Contexts of one length T -> embeddings (B, T, D) and z-scored blocks between them (B, T-1, A)."""
@@ -120,9 +231,22 @@ class Planner:
                     f"{length} frames need executed actions of shape {expected}, got {context.executed.shape}."
                 )
         if length == 1:
-            return z_BTD, z_BTD.new_zeros(len(contexts), 0, model.frame_skip * model.action_dim)
-        executed = torch.from_numpy(np.stack([c.executed for c in contexts])).to(model.device, torch.float32)
-        return z_BTD, model.normalise_actions(executed)
+            return z_BTD, z_BTD.new_zeros(len(contexts), 0, self.block_dim)
+        return z_BTD, self._normalised(np.stack([c.executed for c in contexts]))
+
+    def _encode_goals(self, goals: Sequence[Array]) -> torch.Tensor:
+        """Goal images -> embeddings (B, D). Each is encoded once: an episode asks with the same one every time."""
+        if len(self._goals) > KEPT_GOALS:
+            self._goals.clear()
+        return torch.stack([self._encode_goal(goal) for goal in goals])
+
+    def _encode_goal(self, goal: Array) -> torch.Tensor:
+        # Every 16th row finds a goal again quickly; all pixels then decide whether it is the same.
+        name = goal[::16].tobytes()
+        known = self._goals.get(name)
+        if known is None or not np.array_equal(known[0], goal):
+            known = self._goals[name] = goal.copy(), self._encode(goal[None], "goal", axes=1)[0]
+        return known[1]
 
     def _encode(self, pixels: Array, what: str, axes: int) -> torch.Tensor:
         """Images with ``axes`` leading axes -> embeddings."""
@@ -133,3 +257,36 @@ class Planner:
                 f"{pixels.dtype} of shape {pixels.shape[1:]}. Render or resize to {size} pixels."
             )
         return self.model.encode(torch.from_numpy(pixels).to(self.model.device))
+
+    def _start(self, request: Request, horizon: int) -> torch.Tensor:
+        """Where a request's search begins, z-scored (H, A)."""
+        start = torch.zeros(horizon, self.block_dim, device=self.model.device)
+        if request.start is not None:
+            blocks = request.start.reshape(-1, self.model.frame_skip, self.model.action_dim)[:horizon]
+            start[: len(blocks)] = self._normalised(blocks)
+        return start
+
+    def _normalised(self, raw: Array) -> torch.Tensor:
+        return self.model.normalise_actions(torch.from_numpy(raw).to(self.model.device, torch.float32))
+
+    def _check_differentiable(self) -> None:
+        if not self.solver.needs_gradient:
+            return
+        z = self.model.encode(
+            torch.zeros(1, 1, self.model.image_size, self.model.image_size, 3, dtype=torch.uint8).to(self.model.device)
+        ).detach()
+        actions = torch.zeros(1, 1, 1, self.block_dim, device=self.model.device, requires_grad=True)
+        with torch.enable_grad():
+            if not self._rollout(z, z.new_zeros(1, 0, self.block_dim), actions).requires_grad:
+                raise PlanningError(
+                    f"{type(self.solver).__name__} needs gradients of the rollout, and this model has none. "
+                    "Choose a sampling solver: cem, icem or mppi."
+                )
+
+
+def _distance_at_step(
+    step_B: torch.Tensor, z_BSHD: torch.Tensor, goal_BD: torch.Tensor, _actions: torch.Tensor
+) -> torch.Tensor:
+    """Squared distance to the goal after each episode's own number of blocks."""
+    z_BSD = torch.take_along_dim(z_BSHD, step_B[:, None, None, None], dim=2)[:, :, 0]
+    return squared_distance(z_BSD, goal_BD.unsqueeze(1))

@@ -28,12 +28,12 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
     return x ^ _shift_right(x, 31)
 
 
-def normal(keys_B: torch.Tensor, start: int, count: int) -> torch.Tensor:
+def normal(keys_B: torch.Tensor, start: int | torch.Tensor, count: int) -> torch.Tensor:
     """Standard normal numbers start..start+count-1 of each key's stream: int64 (B,) -> float32 (B, count).
 
     Two numbers come from each 64-bit word (Box-Muller), so ``start`` is even.
     """
-    words = torch.arange(start // 2 + 1, start // 2 + 1 + (count + 1) // 2, device=keys_B.device)
+    words = torch.arange(1, 1 + (count + 1) // 2, device=keys_B.device) + start // 2
     bits = _mix(keys_B.unsqueeze(1) + words * _WEYL)
     u = ((bits >> 40) & _BITS_24).float().add_(1).mul_(2.0**-24)  # in (0, 1]: its logarithm is finite
     angle = (bits & _BITS_24).float().mul_(2 * math.pi * 2.0**-24)

@@ -28,6 +28,13 @@ def demo(out: Path, config: Config = CONFIG, fresh: bool = False) -> tuple[dict[
     return rates, console.file.getvalue()
 
 
+def without_times(evaluation: bytes) -> dict[str, Any]:
+    """What an evaluation found, but not how long it took."""
+    document: dict[str, Any] = json.loads(evaluation)
+    assert document.pop("times")["plans"] > 0
+    return document
+
+
 def state_of(out: Path, *names: str) -> dict[Path, tuple[int, bytes]]:
     """When each file was last written, and with what."""
     files = [p for name in names for p in ((out / name).rglob("*") if (out / name).is_dir() else [out / name])]
@@ -48,7 +55,7 @@ def test_everything_appears(finished: tuple[Path, dict[str, Rate]]):
     document = json.loads((out / "evaluation.json").read_text())
     assert document["rates"] == {name: rate.to_dict() for name, rate in rates.items()}
     assert set(rates) >= {"planning with the world model", "random policy"}
-    assert {rate.total for rate in rates.values()} == {CONFIG.eval.episodes}
+    assert {rate.total for name, rate in rates.items() if "strict" not in name} == {CONFIG.eval.episodes}
     assert "</html>" in (out / "report.html").read_text()
 
 
@@ -67,7 +74,7 @@ def test_a_missing_part_is_made_again(finished: tuple[Path, dict[str, Rate]]):
     old = (out / "evaluation.json").read_bytes()
     (out / "evaluation.json").unlink()
     assert demo(out)[0] == rates
-    assert (out / "evaluation.json").read_bytes() == old
+    assert without_times((out / "evaluation.json").read_bytes()) == without_times(old)
     assert state_of(out, "dataset.h5", "training/checkpoints") == before
 
 
@@ -84,7 +91,11 @@ def test_starting_over_gives_the_same_figures_and_spares_other_files(finished: t
     assert after.keys() == before.keys()
     for path in after:
         assert after[path][0] > before[path][0], f"{path} was not made again"
-        assert after[path][1] == before[path][1] or path.name == "report.html", f"{path} came out different"
+        old, new = (content for _, content in (before[path], after[path]))
+        if path.name == "evaluation.json":
+            assert without_times(new) == without_times(old)
+        else:
+            assert new == old or path.name == "report.html", f"{path} came out different"
 
 
 @pytest.mark.parametrize(

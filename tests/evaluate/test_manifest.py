@@ -63,3 +63,33 @@ def test_the_first_pairs_are_a_prefix():
 def test_an_unknown_environment_has_no_manifest():
     with pytest.raises(EnvError, match="Did you mean 'tworoom'"):
         load_manifest("tworooms")
+
+
+def test_a_manifest_of_ones_own(tmp_path: Path):
+    path = tmp_path / "mine.json"
+    built = build_manifest("tworoom", count=2, goal_offset=50, path=path)
+    assert load_manifest("tworoom", path) == built
+    assert built.goal_offset == 50
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not JSON",
+        "[]",
+        "{}",
+        '{"environment": "lewm/TwoRoom-v0", "goal_offset": 25, "pairs": [{"start": [1, 2]}]}',
+        '{"environment": "lewm/TwoRoom-v0", "goal_offset": 25, "pairs": [{"start": [1, 2], "goal": ["a", 2]}]}',
+        '{"environment": "lewm/TwoRoom-v0", "goal_offset": 25, "pairs": [{"start": [1, 2], "goal": 3}]}',
+    ],
+)
+def test_a_malformed_manifest_is_refused(tmp_path: Path, text: str):
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"mine\.json is no manifest.*Expected a JSON object"):
+        load_manifest("tworoom", path)
+
+
+def test_a_missing_manifest_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"no manifest at .*mine\.json.*build_manifest"):
+        load_manifest("tworoom", tmp_path / "mine.json")

@@ -18,8 +18,10 @@ from lewm.config import preset
 from lewm.errors import CheckpointError
 from lewm.evaluate import animation
 from lewm.evaluate.animation import episodes_gif
+from lewm.evaluate.policies import RandomPolicy
 from lewm.evaluate.report import choose_episodes, write_report
-from lewm.evaluate.runner import Evaluation, RandomPolicy, run_episodes
+from lewm.evaluate.results import Evaluation
+from lewm.evaluate.runner import run_episodes
 from lewm.types import EpisodeResult, EpisodeSpec, Plan
 
 # In the order of the pairs: out of reach, solved before it began, and near enough to stumble upon.
@@ -55,13 +57,13 @@ def evaluation() -> Evaluation:
         Plan(np.zeros((25, 2), np.float32), cost, np.linspace(9 * cost, cost, 5, dtype=np.float32))
         for cost in (0.5, 0.125)
     )
-    played = run_episodes(RandomPolicy(2), "tworoom", SPECS, **shared)
+    played = run_episodes(RandomPolicy(11), "tworoom", SPECS, **shared)
     assert [r.success for r in played] == [False, True, True]
     config = preset("debug")
     config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, budget=BUDGET))
     results = tuple(dataclasses.replace(result, plans=plans) for result in played)
-    # Declared failures, so that the three rates differ and a page that mixes them up is noticed.
-    random_results = tuple(dataclasses.replace(result, first_success=None) for result in played)
+    # Declared failures, so that the rates differ and a page that mixes them up is noticed.
+    random_results = tuple(dataclasses.replace(result, reached=np.zeros_like(result.reached)) for result in played)
     return Evaluation(config, 25, results, random_results)
 
 
@@ -136,7 +138,7 @@ def test_numbers_are_the_evaluations(html: str, evaluation: Evaluation):
     assert "66.7\xa0%" in result
     labels = {attributes.get("aria-label") for _, attributes in page.tags}
     rates = evaluation.rates()
-    assert [rate.successes for rate in rates.values()] == [2, 0, 1]
+    assert [rate.successes for rate in rates.values()] == [2, 1, 0, 0, 1]
     for label, rate in rates.items():
         assert f"{label.capitalize()}: {rate}" in labels
         assert str(rate) in result
@@ -181,7 +183,7 @@ def test_gif_has_a_frame_per_step_and_ends_green_or_red(html: str, evaluation: E
     border = 4 * animation.BORDER * (animation.RESOLUTION + animation.BORDER)
     assert [pixels(f, animation.FAILED) >= border for f in frames] == [False] * BUDGET + [True]
     for step, frame in enumerate(frames):
-        solved = sum(r.success and len(r.states) - 1 <= step for r in evaluation.results)
+        solved = sum(r.success and r.first_success <= step for r in evaluation.results)
         # Captions add a little of the colour, less than another frame would.
         assert solved * border <= pixels(frame, animation.SOLVED) < (solved + 1) * border
 
@@ -248,7 +250,7 @@ def test_a_failing_write_leaves_the_old_report(tmp_path: Path, evaluation: Evalu
 )
 def test_shown_episodes_include_failures(solved: int, failed: int, shown_solved: int, shown_failed: int):
     results = [
-        EpisodeResult(i, np.zeros(2), False, 3 if i < solved else None, np.zeros((4, 2)))
+        EpisodeResult(i, np.zeros(2), False, np.arange(3) == (1 if i < solved else 3), np.zeros((4, 2)))
         for i in range(solved + failed)
     ]
     shown = choose_episodes(results)

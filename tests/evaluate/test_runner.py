@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lewm.config import Config, PlanConfig, preset, to_dict
 from lewm.envs.experts import TwoRoomExpert
@@ -17,7 +19,9 @@ from lewm.envs.registry import make_env
 from lewm.errors import ConfigError, PlanningError
 from lewm.evaluate import runner
 from lewm.evaluate.manifest import load_manifest
-from lewm.evaluate.runner import Episode, PlanningPolicy, RandomPolicy, evaluate, run_episodes
+from lewm.evaluate.policies import Episode, PlanningPolicy, RandomPolicy
+from lewm.evaluate.results import Evaluation
+from lewm.evaluate.runner import evaluate, run_episodes
 from lewm.model.world_model import LeWM
 from lewm.plan.mpc import Planner
 from lewm.types import ActionStats, Array, EpisodeResult, EpisodeSpec
@@ -34,7 +38,7 @@ class Oracle:
         self._expert = TwoRoomExpert(np.random.default_rng(0), noise_std=0, repeat_probability=0)
 
     def decide(self, episodes: Sequence[Episode]) -> list[Array]:
-        return [self._expert.act(e.env.state, e.env.goal)[None] for e in episodes]
+        return [self._expert.act(e.states[-1], np.array(e.spec.goal))[None] for e in episodes]
 
 
 class Constant:
@@ -49,14 +53,17 @@ class Constant:
         return [np.tile(np.float32(self.action), (3 * e.frame_skip, 1)) for e in episodes]
 
 
-def walk(policy: Any, specs: Sequence[EpisodeSpec], budget: int = 50, frame_skip: int = 5) -> list[EpisodeResult]:
-    return run_episodes(policy, "tworoom", specs, resolution=28, frame_skip=frame_skip, budget=budget)
+def walk(
+    policy: Any, specs: Sequence[EpisodeSpec], budget: int = 50, frame_skip: int = 5, **options: Any
+) -> list[EpisodeResult]:
+    return run_episodes(policy, "tworoom", specs, resolution=28, frame_skip=frame_skip, budget=budget, **options)
 
 
 def assert_same(one: EpisodeResult, other: EpisodeResult) -> None:
     """Bitwise the same states, outcome and plans."""
-    assert (one.index, one.first_success) == (other.index, other.first_success)
+    assert (one.index, one.solved_at_start) == (other.index, other.solved_at_start)
     np.testing.assert_array_equal(one.states, other.states)
+    np.testing.assert_array_equal(one.reached, other.reached)
     assert len(one.plans) == len(other.plans)
     for a, b in zip(one.plans, other.plans, strict=True):
         np.testing.assert_array_equal(a.actions, b.actions)
@@ -74,22 +81,55 @@ def test_an_oracle_solves_every_pair():
     assert all(result.success for result in results)
 
 
-def test_first_success_is_the_first():
+def test_every_step_is_judged():
     env = make_env("tworoom", resolution=8)
     for spec, result in zip(SPECS, walk(Oracle(), SPECS, frame_skip=1), strict=True):
         np.testing.assert_array_equal(result.states[0], spec.start)
         np.testing.assert_array_equal(result.goal, spec.goal)
+        assert len(result.states) == 51, "an episode goes on after its first success"
         reached = env.is_success(result.states, np.array(spec.goal))
-        assert result.first_success == len(result.states) - 1
-        assert reached[1:].tolist() == [False] * (len(reached) - 2) + [True]
         assert result.solved_at_start == reached[0]
+        np.testing.assert_array_equal(result.reached, reached[1:])
+        assert result.first_success == reached[1:].tolist().index(True) + 1
 
 
-def test_a_success_in_the_middle_of_a_block_ends_the_episode():
-    """The goal counts from less than 16 px away: x = 63 is too far from 80, x = 68 is not."""
-    (result,) = walk(Constant((1.0, 0.0)), [EpisodeSpec(0, (48.0, 150.0), (80.0, 150.0))])
-    assert result.first_success == 4
-    np.testing.assert_allclose(result.states[:, 0], [48, 53, 58, 63, 68])
+def test_passing_through_the_goal_is_a_success_only_by_the_papers_protocol():
+    """The goal counts from less than 16 px away: at 5 px a step, from x = 68 at the 4th to x = 93 at the 9th."""
+    spec = EpisodeSpec(0, (48.0, 150.0), (80.0, 150.0))
+    (result,) = walk(Constant((1.0, 0.0)), [spec], budget=7)
+    np.testing.assert_allclose(result.states[:, 0], [48, 53, 58, 63, 68, 73, 78, 83])
+    assert (result.first_success, result.success, result.strict_success) == (4, True, True)
+    for budget, strict in ((3, False), (4, True), (6, True), (30, True)):
+        assert walk(Constant((1.0, 0.0)), [spec], budget)[0].strict_success is strict
+    # Along a chord of the goal's circle that takes two steps only: reached, and left again.
+    passing = EpisodeSpec(0, (60.0, 150.0), (72.5, 164.5))
+    (result,) = walk(Constant((1.0, 0.0)), [passing], budget=10)
+    assert (result.reached.sum(), result.success, result.strict_success) == (2, True, False)
+    (result,) = walk(Constant((1.0, 0.0)), [passing], budget=result.first_success)
+    assert result.strict_success, "at the end of the budget it is there"
+
+
+@pytest.mark.parametrize(
+    ("reached", "paper", "strict"),
+    [
+        ("......", False, False),
+        ("..##..", True, False),
+        ("#.#.#.", True, False),
+        ("..###.", True, True),
+        (".....#", True, True),
+        ("####..", True, True),
+        ("#", True, True),
+        (".", False, False),
+        ("#.", True, False),
+    ],
+)
+def test_the_two_protocols(reached: str, paper: bool, strict: bool):
+    flags = np.array([flag == "#" for flag in reached])
+    result = EpisodeResult(0, np.zeros(2), False, flags, np.zeros((len(flags) + 1, 2)))
+    assert (result.success, result.strict_success) == (paper, strict)
+    assert result.first_success == (reached.index("#") + 1 if paper else None)
+    assert replace(result, solved_at_start=True).strict_success is None
+    assert replace(result, solved_at_start=True).success == paper
 
 
 @pytest.mark.parametrize("budget", [5, 7, 15, 17])
@@ -119,8 +159,8 @@ def test_a_policy_remembers_the_frames_between_its_blocks():
 
 
 def test_solved_at_the_start_is_recorded_but_not_a_success():
-    away = walk(Constant((-1.0, 0.0)), [EpisodeSpec(0, (60.0, 150.0), (75.0, 150.0))], budget=10)
-    assert (away[0].solved_at_start, away[0].success) == (True, False)
+    (away,) = walk(Constant((-1.0, 0.0)), [EpisodeSpec(0, (60.0, 150.0), (75.0, 150.0))], budget=10)
+    assert (away.solved_at_start, away.success, away.strict_success) == (True, False, None)
 
 
 def test_progress_reaches_its_total():
@@ -156,17 +196,18 @@ def test_planned_episodes_do_not_depend_on_their_companions(debug_model: LeWM, e
     """Together, in halves, one by one, and whatever the planner's batch size: bitwise the same on the CPU."""
     plan = PlanConfig(horizon=2, samples=16, iterations=2, elites=4, execute=execute)
 
-    def planned(specs: Sequence[EpisodeSpec], batch_size: int = 50) -> list[EpisodeResult]:
+    def planned(specs: Sequence[EpisodeSpec], batch_size: int = 50, **options: Any) -> list[EpisodeResult]:
         planner = Planner(debug_model, config=replace(plan, batch_size=batch_size))
-        return walk(PlanningPolicy(planner, seed=0), specs, budget=23)
+        return walk(PlanningPolicy(planner, seed=0), specs, budget=23, **options)
 
     together = planned(SPECS)
-    assert all(len(r.plans) >= (2 if execute is None else 4) for r in together if not r.success)
+    assert all(len(r.plans) == (3 if execute is None else 5) for r in together)
     halves = planned(SPECS[:3]) + planned(SPECS[3:])
     alone = [planned([spec])[0] for spec in SPECS]
     reversed_order = planned(SPECS[::-1])[::-1]
     unbatched = planned(SPECS, batch_size=1)
-    for other in (halves, alone, reversed_order, unbatched):
+    in_groups = planned(SPECS, group_size=4)
+    for other in (halves, alone, reversed_order, unbatched, in_groups):
         for a, b in zip(together, other, strict=True):
             assert_same(a, b)
 
@@ -192,29 +233,60 @@ def test_evaluation_compares_with_a_random_policy_on_the_same_pairs(debug_model:
     for results in (evaluation.results, evaluation.random_results):
         assert [r.index for r in results] == [0, 1]
         assert [tuple(r.states[0]) for r in results] == [spec.start for spec in specs]
-        assert all(len(r.states) <= config.eval.budget + 1 for r in results)
+        assert all(len(r.states) == config.eval.budget + 1 for r in results)
     for a, b in zip(evaluation.random_results, walk(RandomPolicy(5), specs, budget=10), strict=True):
         assert_same(a, b)
     assert evaluation.goal_offset == 25
 
 
-def test_saved_evaluation_says_everything(debug_model: LeWM, tmp_path: Path):
+def test_rates_of_both_protocols():
+    """Of four pairs one is solved at the start; the goals are held, passed through, and missed."""
+    held, passed, missed = (np.array(flags) for flags in ([False, True], [True, False], [False, False]))
+    specs = ((False, held), (False, passed), (False, missed), (True, held))
+    results = tuple(EpisodeResult(i, np.zeros(2), at, flags, np.zeros((3, 2))) for i, (at, flags) in enumerate(specs))
+    random_results = tuple(replace(result, reached=missed) for result in results)
+    rates = Evaluation(preset("debug"), 25, results, random_results).rates()
+    assert {name: (rate.successes, rate.total) for name, rate in rates.items()} == {
+        "planning with the world model": (3, 4),
+        "planning with the world model, strict": (1, 3),
+        "random policy": (0, 4),
+        "random policy, strict": (0, 3),
+        "already solved at the start": (1, 4),
+    }
+    assert next(iter(rates)) == "planning with the world model"
+
+
+def test_saved_evaluation_says_everything(debug_model: LeWM, debug_run: Path, tmp_path: Path):
     evaluation = evaluate(debug_model, preset("debug"))
-    # Made up, so that a success is among them.
-    solved = replace(evaluation.results[0], first_success=4)
+    # Made up, so that a goal that was reached and left is among them.
+    reached = np.arange(10) == 3
+    solved = replace(evaluation.results[0], reached=reached, solved_at_start=False)
     evaluation = replace(evaluation, results=(solved, evaluation.results[1]))
-    evaluation.save(tmp_path / "evaluation.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["evaluation.json"]
-    document = json.loads((tmp_path / "evaluation.json").read_text())
+    path, folder = tmp_path / "new" / "evaluation.json", debug_run / "checkpoints" / "step_0000008"
+    evaluation.save(path, folder)
+    assert list(path.parent.iterdir()) == [path]
+    document = json.loads(path.read_text())
     assert document["config"] == to_dict(preset("debug"))
-    assert document["goal_offset"] == 25
+    assert (document["environment"], document["goal_offset"]) == ("lewm/TwoRoom-v0", 25)
+    assert document["versions"].keys() == {"lewm", "torch", "numpy", "python"}
+    assert document["device"] == "cpu"
+    weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert document["checkpoint"] == {"path": str(folder), "weights_sha256": weights}
     rate = document["rates"]["planning with the world model"]
     assert (rate["successes"], rate["episodes"]) == (1 + evaluation.results[1].success, 2)
     first, second = document["episodes"]
-    assert (first["index"], first["success"], first["first_success"]) == (0, True, 4)
+    assert [first[key] for key in ("index", "success", "strict_success", "first_success")] == [0, True, False, 4]
+    assert (tuple(first["start"]), tuple(first["goal"])) == (SPECS[0].start, SPECS[0].goal)
     assert (second["index"], second["success"]) == (1, evaluation.results[1].success)
     assert first["plan_costs"] == [plan.cost for plan in solved.plans]
     assert first["random_policy_success"] == evaluation.random_results[0].success
+    times = document["times"]
+    assert times["plans"] == sum(len(result.plans) for result in evaluation.results)
+    assert 0 < times["seconds_per_plan_p50"] <= times["seconds_per_plan_p99"] <= times["planning_seconds"]
+    assert 0 < times["planning_seconds"] < evaluation.times.total
+    assert times["environment_seconds"] == pytest.approx(evaluation.times.total - times["planning_seconds"])
+    evaluation.save(path)
+    assert json.loads(path.read_text())["checkpoint"] is None
 
 
 def refuse_to_run(*_: Any, **__: Any) -> None:
@@ -248,3 +320,25 @@ def test_impossible_requests_are_refused_at_once(
     config: Config = replace(preset("debug"), **change)
     with pytest.raises(error, match=message):
         evaluate(debug_model, config)
+
+
+@pytest.mark.usefixtures("nothing_may_run")
+def test_a_gradient_solver_needs_a_model_with_gradients(debug_model: LeWM, monkeypatch: pytest.MonkeyPatch):
+    rollout = debug_model.planning_rollout("float32", differentiable=False)
+
+    def without_gradients(*arguments: torch.Tensor) -> torch.Tensor:
+        return rollout(*arguments).detach()
+
+    monkeypatch.setattr(debug_model, "planning_rollout", lambda *_, **__: without_gradients)
+    config = preset("debug")
+    with pytest.raises(PlanningError, match=r"Gradient needs gradients.*Choose a sampling solver"):
+        evaluate(debug_model, replace(config, plan=replace(config.plan, solver="adam")))
+
+
+@pytest.mark.usefixtures("nothing_may_run")
+def test_pairs_of_another_environment_are_refused(debug_model: LeWM, tmp_path: Path):
+    path = tmp_path / "maze.json"
+    path.write_text(json.dumps({"environment": "lewm/Maze-v0", "goal_offset": 25, "pairs": []}))
+    config = preset("debug")
+    with pytest.raises(ConfigError, match=r"has pairs of lewm/Maze-v0, not of lewm/TwoRoom-v0.*--env lewm/Maze-v0"):
+        evaluate(debug_model, replace(config, eval=replace(config.eval, manifest=path)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,9 @@ from lewm.config import PlanConfig, preset
 from lewm.envs.registry import make_env
 from lewm.errors import PlanningError
 from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Memory, Planner
-from lewm.types import Array, Context, Plan
+from lewm.plan.cost import Objective, terminal_distance
+from lewm.plan.mpc import Memory, Planner, Request
+from lewm.types import Array, Context, Plan, RolloutFunction
 
 CONFIG = PlanConfig(horizon=2, samples=16, iterations=3, elites=4)
 POSITIONS = np.array([[50.0, 50.0], [60.0, 55.0], [70.0, 60.0], [150.0, 120.0], [170.0, 60.0], [40.0, 180.0]])
@@ -26,8 +28,18 @@ def frames() -> Array:
 
 
 @pytest.fixture
-def planner(debug_model: LeWM) -> Planner:
-    return Planner(debug_model, config=CONFIG)
+def model(debug_model: LeWM) -> LeWM:
+    """A model on which actions have a clear effect: after a few steps of training theirs is hardly above rounding."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in debug_model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return debug_model
+
+
+@pytest.fixture
+def planner(model: LeWM) -> Planner:
+    return Planner(model, config=CONFIG)
 
 
 def blocks(count: int, seed: int = 0) -> Array:
@@ -52,11 +64,16 @@ class ActionWorld:
     mean, std = torch.tensor([100.0, -3.0]), torch.tensor([10.0, 0.5])
 
     def __init__(self) -> None:
+        self.encoded: list[torch.Tensor] = []
         self.rollouts: list[torch.Tensor] = []
         self.past_BTA = torch.empty(0)
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        self.encoded.append(pixels)
         return pixels[..., 0, :4, 0].float() / 16 - 8
+
+    def planning_rollout(self, precision: str, differentiable: bool) -> RolloutFunction:  # noqa: ARG002
+        return self.rollout
 
     def rollout(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor:
         assert past_BTA.shape == (z_BTD.shape[0], z_BTD.shape[1] - 1, 4)
@@ -135,31 +152,147 @@ def test_executed_actions_may_be_float64(planner: Planner, frames: Array):
     assert_same(plan, planner.plan(frames[:2], frames[5], blocks(1)))
 
 
-def mixed_contexts(frames: Array) -> list[Context]:
-    return [Context(frames[i : i + n], blocks(n - 1, seed=i)) for i, n in enumerate((1, 3, 2, 3, 1))]
+def mixed_requests(frames: Array) -> list[Request]:
+    """Of several context lengths, horizons and starts."""
+    lengths, horizons, starts = (1, 3, 2, 3, 1), (None, 1, 2, 3, None), (None, None, 1, 2, 3)
+    return [
+        Request(
+            Context(frames[i : i + length], blocks(length - 1, seed=i)),
+            frames[5 - i],
+            key=10 + i,
+            horizon=horizon,
+            start=start and blocks(start, seed=50 + i).reshape(-1, 2),
+        )
+        for i, (length, horizon, start) in enumerate(zip(lengths, horizons, starts, strict=True))
+    ]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 50])
-def test_many_plans_are_bitwise_those_made_one_by_one(debug_model: LeWM, frames: Array, batch_size: int):
-    planner = Planner(debug_model, config=replace(CONFIG, batch_size=batch_size))
-    contexts, goals, keys = mixed_contexts(frames), [frames[5 - i] for i in range(5)], [10, 11, 12, 13, 14]
-    together = planner.plan_many(contexts, goals, keys)
-    for plan, context, goal, key in zip(together, contexts, goals, keys, strict=True):
-        assert_same(plan, planner.plan(context.frames, goal, context.executed, key))
+def test_many_plans_are_bitwise_those_made_one_by_one(model: LeWM, frames: Array, batch_size: int):
+    planner = Planner(model, config=replace(CONFIG, batch_size=batch_size))
+    requests = mixed_requests(frames)
+    together = planner.plan_many(requests)
+    assert [len(plan.actions) for plan in together] == [10, 5, 10, 15, 10]
+    for plan, request in zip(together, requests, strict=True):
+        assert_same(plan, planner.plan_many([request])[0])
+    # A request without wishes is what ``plan`` asks.
+    assert_same(together[0], planner.plan(frames[0], frames[5], key=10))
 
 
-def test_contexts_solved_in_one_batch_agree_with_those_solved_alone(
-    debug_model: LeWM, frames: Array, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("schedule", ["whole", "soonest"])
+@pytest.mark.parametrize("solver", ["cem", "icem", "mppi", "adam"])
+def test_requests_solved_in_one_padded_batch_agree_with_those_solved_alone(
+    model: LeWM, frames: Array, monkeypatch: pytest.MonkeyPatch, solver: str, schedule: str
 ):
     """As on a GPU: episodes of equal context length share a batch, and rounding is all that differs."""
-    planner = Planner(debug_model, config=CONFIG)
-    contexts = [Context(frames[i : i + 2], blocks(1, seed=i)) for i in range(4)]
-    goals, keys = list(frames[:4]), [1, 2, 3, 4]
-    alone = planner.plan_many(contexts, goals, keys)
-    monkeypatch.setattr(planner, "_batches", lambda _: [[3, 1], [0, 2]])
-    for one, other in zip(alone, planner.plan_many(contexts, goals, keys), strict=True):
+    planner = Planner(model, config=replace(CONFIG, solver=solver, schedule=schedule, restarts=4))
+    requests = [Request(Context(frames[i : i + 2], blocks(1, seed=i)), frames[i], key=i) for i in range(4)]
+    alone = planner.plan_many(requests)
+    monkeypatch.setattr(planner, "_batches", lambda _: [[3, 1, 0], [2]])
+    # Padding, as on CUDA: the last request repeated.
+    monkeypatch.setattr(planner, "_padded", lambda batch: [*batch, *[batch[-1]] * (4 - len(batch))])
+    for one, other in zip(alone, planner.plan_many(requests), strict=True):
         np.testing.assert_allclose(one.actions, other.actions, atol=1e-4)
         assert one.cost == pytest.approx(other.cost, rel=1e-3)
+
+
+@pytest.mark.parametrize("solver", ["cem", "icem", "mppi", "sgd", "rmsprop", "adam"])
+def test_every_solver_plans_towards_the_goal(solver: str):
+    world, target = ActionWorld(), (1.5, -0.5, -1.0, 0.25)
+    config = PlanConfig(solver=solver, horizon=2, samples=128, elites=16, iterations=30)
+    plan = Planner(world, config=config).plan(world.image((0.0,) * 4), world.image(target))
+    assert plan.cost < 0.05
+    np.testing.assert_allclose(plan.actions[2:], [[115.0, -3.25], [90.0, -2.875]], atol=3)
+
+
+def test_a_goal_is_encoded_once():
+    world = ActionWorld()
+    planner, start = Planner(world, config=CONFIG), Context(world.image((0.0,) * 4)[None], blocks(0))
+    requests = [Request(start, world.image((block,) * 4)) for block in (1.0, 2.0, 1.0)]
+    first, _, again = planner.plan_many(requests)
+    assert_same(first, again)
+    planner.plan_many(requests)
+    goals = [pixels for pixels in world.encoded if pixels.ndim == 4]  # contexts have a time axis besides
+    assert [int(pixels[0, 0, 0, 0]) for pixels in goals] == [(1 + 8) * 16, (2 + 8) * 16]
+
+
+def test_goals_that_are_nearly_the_same_are_told_apart(debug_model: LeWM, frames: Array):
+    other = frames[1].copy()
+    other[5] = 0  # a row that is not among those by which goals are looked up
+    planner = Planner(debug_model, config=CONFIG)
+    together = planner._encode_goals([frames[1], other])
+    assert not torch.equal(together[0], together[1])
+    assert torch.equal(together[0], planner._encode_goals([frames[1]])[0])
+
+
+def test_a_search_begins_from_the_start_that_is_given():
+    """Two blocks of a longer horizon are given, in raw actions; the third is filled with mean actions."""
+    world = ActionWorld()
+    given = np.array([[110.0, -3.0], [100.0, -2.5], [90.0, -3.5], [100.0, -3.0]], np.float32)
+    image = world.image((0.0,) * 4)
+    request = Request(Context(image[None], blocks(0)), image, horizon=3, start=given)
+    Planner(world, config=CONFIG).plan_many([request])
+    # Candidate 0 of the first iteration is the start itself.
+    assert world.rollouts[0][0, 0].tolist() == [[1.0, 0.0, 0.0, 1.0], [-1.0, -1.0, 0.0, 0.0], [0.0] * 4]
+
+
+def test_a_limit_on_raw_actions_holds():
+    world = ActionWorld()
+    planner = Planner(world, config=replace(CONFIG, action_limit=98.0))
+    plan = planner.plan(world.image((0.0,) * 4), world.image((2.0, 0.0, 2.0, 0.0)))
+    assert plan.actions.max() <= 98.0 + 1e-4
+    assert all(bool((candidates[..., ::2] <= -0.2 + 1e-6).all()) for candidates in world.rollouts)
+
+
+def test_objectives_are_chosen_by_name_or_given():
+    world, goal = ActionWorld(), (1.0, 1.0, 1.0, 1.0)
+    start, goal_image = world.image((0.0,) * 4), world.image(goal)
+    config = PlanConfig(horizon=2)
+
+    def plan(objectives: list[Objective] | None = None, **changes: object) -> Array:
+        planner = Planner(world, config=replace(config, **changes), objectives=objectives)
+        return world.normalise_actions(torch.from_numpy(planner.plan(start, goal_image).actions).view(2, 2, 2)).numpy()
+
+    np.testing.assert_allclose(plan()[1], goal, atol=0.1)
+    np.testing.assert_allclose(plan(objective="summed"), [goal, goal], atol=0.1)
+    # Of two blocks, each action x costs (x - 1)^2 at the last and 8 x^2 / 8 everywhere: the optimum halves the way.
+    np.testing.assert_allclose(plan(effort=8.0), [[0.0] * 4, [0.5] * 4], atol=0.1)
+    # A wish of one's own, beside one of ours.
+    first_block_is_two = lambda z, _goal, _actions: (z[:, :, 0] - 2).square().sum(-1)  # noqa: E731
+    np.testing.assert_allclose(plan([terminal_distance, first_block_is_two]), [[2.0] * 4, goal], atol=0.1)
+
+
+@pytest.mark.parametrize(("reach", "blocks_needed"), [(3.0, 1), (1.0, 2), (0.6, 3)])
+def test_the_soonest_schedule_follows_the_shortest_plan_that_arrives(reach: float, blocks_needed: int):
+    """In this world one moves at most ``reach`` per block and number; the goal is 1.5 away."""
+    world = ActionWorld()
+    world.rollout = lambda _z, _past, actions: actions.clamp(-reach, reach).cumsum(2)
+    planner = Planner(world, config=PlanConfig(horizon=4, schedule="soonest"))
+    plan = planner.plan(world.image((0.0,) * 4), world.image((1.5,) * 4))
+    assert len(plan.actions) == 2 * blocks_needed
+    assert plan.distances.shape == (blocks_needed,)
+    assert plan.cost == pytest.approx(plan.distances[-1])
+    assert plan.cost < 0.1
+
+
+@pytest.mark.parametrize("schedule", ["whole", "soonest"])
+def test_a_time_budget_ends_a_plan_in_time(schedule: str):
+    world = ActionWorld()
+    quick = world.rollout
+    world.rollout = lambda *arguments: (time.sleep(0.02), quick(*arguments))[1]
+    config = PlanConfig(horizon=2, iterations=500, budget_ms=100, schedule=schedule)
+    planner, started = Planner(world, config=config), time.perf_counter()
+    plan = planner.plan(world.image((0.0,) * 4), world.image((1.0,) * 4))
+    assert time.perf_counter() - started < 0.5
+    assert plan.cost < 2
+
+
+@pytest.mark.parametrize("solver", ["sgd", "rmsprop", "adam"])
+def test_a_gradient_solver_on_a_model_without_gradients_is_refused_before_any_search(solver: str):
+    world = ActionWorld()
+    world.rollout = lambda _z, _past, actions: actions.detach()
+    with pytest.raises(PlanningError, match=r"Gradient needs gradients.*cem, icem or mppi"):
+        Planner(world, config=replace(CONFIG, solver=solver))
 
 
 @pytest.mark.parametrize("size", [14, 56])

@@ -1,0 +1,206 @@
+"""Planning time: our CEM beside the public solver's, same weights, same inputs, one run.
+
+    python benchmarks/plan.py [--device cuda] [--json FILE]
+
+Prints milliseconds per plan of 300 candidates x 30 iterations x 5 blocks with the full-size network for 1, 10 and 50
+environments, the ratio, and the share of the arithmetic limit that ours reaches; then the latency of ``Planner.plan``,
+encoding included. On a CPU fewer iterations are run and the time is scaled to 30; both solvers then get the same noise
+and must return the same plans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import peer
+import torch
+from gymnasium.spaces import Box
+
+from lewm import LeWM, Planner
+from lewm.config import PlanConfig
+from lewm.plan.mpc import Request
+from lewm.plan.solver import Problem
+from lewm.types import ActionStats, Context
+
+SAMPLES, ITERATIONS, HORIZON, SKIP, ACTION_DIM = 300, 30, 5, 5, 2
+# Multiplications and additions of one rollout of five blocks from one frame, as `lewm/model/rollout.py` arranges it.
+FLOPS_PER_PLAN = 1.63e12
+
+
+def inputs(environments: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Random frames and goals, uint8 (B, 224, 224, 3) each."""
+    rng = np.random.default_rng(seed)
+    shape = (environments, 224, 224, 3)
+    return rng.integers(0, 256, shape, np.uint8), rng.integers(0, 256, shape, np.uint8)
+
+
+def public_info(frames: np.ndarray, goals: np.ndarray, device: str) -> dict[str, torch.Tensor]:
+    """The public solver's input: normalised float frames (B, 1, 3, 224, 224)."""
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+
+    def prepare(images: np.ndarray) -> torch.Tensor:
+        x = (torch.from_numpy(images).float() / 255 - mean) / std
+        return x.permute(0, 3, 1, 2).unsqueeze(1).to(device)
+
+    action = torch.zeros(len(frames), 1, SKIP * ACTION_DIM, device=device)
+    return {"pixels": prepare(frames), "goal": prepare(goals), "action": action}
+
+
+def time_it(call: Callable[[], Any], repeats: int, device: str) -> list[float]:
+    """Seconds of each of ``repeats`` calls, after one that is not counted."""
+    call()
+    seconds = []
+    for _ in range(repeats):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def public_solver(network: torch.nn.Module, environments: int, iterations: int, device: str) -> Any:
+    solver = peer.load("solver.cem").CEMSolver(
+        network, batch_size=1, num_samples=SAMPLES, n_steps=iterations, topk=30, device=device
+    )
+    space = Box(-1, 1, (environments, ACTION_DIM))
+    solver.configure(
+        action_space=space, n_envs=environments, config=SimpleNamespace(horizon=HORIZON, action_block=SKIP)
+    )
+    return solver
+
+
+def compare(network: torch.nn.Module, model: LeWM, environments: int, device: str) -> dict[str, float]:
+    """One row of the table: milliseconds per round of plans, ours and theirs."""
+    frames, goals = inputs(environments)
+    on_cpu = device == "cpu"
+    iterations = (10 if environments == 1 else 2) if on_cpu else ITERATIONS
+    planner = Planner(model, config=PlanConfig(iterations=iterations))
+    nothing_done = np.zeros((0, 0, 0))
+    requests = [Request(Context(frames[i, None], nothing_done), goals[i], key=i) for i in range(environments)]
+    info = public_info(frames, goals, device)
+    theirs_repeats = 3 if environments == 1 else 1
+    ours = statistics.median(time_it(lambda: planner.plan_many(requests), 3 if on_cpu else 20, device))
+    with quiet():
+        public = public_solver(network, environments, iterations, device)
+        theirs = statistics.median(time_it(lambda: public.solve(dict(info)), theirs_repeats, device))
+    scale = ITERATIONS / iterations * 1000
+    return {
+        "environments": environments,
+        "ours_ms": ours * scale,
+        "public_ms": theirs * scale,
+        "ratio": theirs / ours,
+        "tflops": environments * FLOPS_PER_PLAN * iterations / ITERATIONS / ours / 1e12,
+    }
+
+
+def quiet() -> Any:
+    """The public solver prints its time at every call."""
+    return contextlib.redirect_stdout(io.StringIO())
+
+
+def same_result(network: torch.nn.Module, model: LeWM) -> float:
+    """Largest difference between our plan and theirs when both draw the same noise (one environment, CPU)."""
+    frames, goals = inputs(1)
+    config = PlanConfig(iterations=3)
+    planner = Planner(model, config=config)
+    solver_module = peer.load("solver.cem")
+    key = torch.tensor([7])
+    problem = Problem(lambda plans: plans.sum((2, 3)), HORIZON, SKIP * ACTION_DIM, key)
+    draws = iter(problem.noise(SAMPLES, torch.tensor(i)) for i in range(3))
+
+    class OurNoise:
+        """torch, but for randn."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+        def randn(self, *_: Any, **__: Any) -> torch.Tensor:
+            return next(draws)
+
+    solver_module.torch = OurNoise()
+    try:
+        with quiet():
+            theirs = public_solver(network, 1, 3, "cpu").solve(public_info(frames, goals, "cpu"))["actions"]
+    finally:
+        solver_module.torch = torch
+    plan = planner.plan_many([Request(Context(frames, np.zeros((0, 0, 0))), goals[0], 7)])[0]
+    ours = planner._normalised(plan.actions.reshape(HORIZON, SKIP, ACTION_DIM))
+    return (ours - theirs[0]).abs().max().item()
+
+
+def latency(model: LeWM, device: str, repeats: int = 200) -> dict[str, float]:
+    """p50 and p99 of warm calls of ``Planner.plan`` with changing frames, encoding and copies included."""
+    planner = Planner(model)
+    frames, goals = inputs(8)
+    calls = iter(range(10**9))
+    seconds = time_it(lambda: planner.plan(frames[next(calls) % 8], goals[0]), repeats, device)
+    p50, p99 = np.percentile(seconds, [50, 99]) * 1000
+    return {"p50_ms": p50, "p99_ms": p99, "p99/p50": p99 / p50}
+
+
+def search_only(model: LeWM, environments: int, precision: str = "auto") -> float:
+    """Milliseconds of the search itself on CUDA: no pixels, one recorded step replayed 30 times."""
+    planner = Planner(model, config=PlanConfig(precision=precision))
+    device = model.device
+    z = torch.randn(environments, 1, 192, device=device)
+    start = torch.zeros(environments, HORIZON, SKIP * ACTION_DIM, device=device)
+    arguments = (z, z.new_zeros(environments, 0, 10), z[:, 0] + 1, torch.arange(environments, device=device), start)
+    seconds = time_it(lambda: planner._search(arguments, planner.objectives), 30, "cuda")
+    return statistics.median(seconds) * 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--environments", type=int, nargs="+", default=[1, 10, 50])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    network = peer.build_network()
+    with tempfile.TemporaryDirectory() as folder:
+        model = peer.as_ours(network, Path(folder), ActionStats((0.0,) * ACTION_DIM, (1.0,) * ACTION_DIM))
+    results: dict[str, Any] = {"device": args.device, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    if args.device == "cuda":
+        results["device"] = torch.cuda.get_device_name()
+    else:
+        results["largest_difference_of_plans"] = same_result(network, model)
+        print(f"same noise, same plan: largest difference {results['largest_difference_of_plans']:.1e}")
+    network, model = network.to(args.device), model.to(args.device)
+    print(f"CEM {SAMPLES} x {ITERATIONS} x {HORIZON}, {results['device']}, torch {torch.__version__}")
+    print(f"{'environments':>12} {'ours ms':>10} {'public ms':>10} {'ratio':>7} {'TFLOP/s':>8}", flush=True)
+    results["rows"] = []
+    for environments in args.environments:
+        row = compare(network, model, environments, args.device)
+        results["rows"].append(row)
+        print(
+            "{environments:>12} {ours_ms:>10.1f} {public_ms:>10.1f} {ratio:>7.1f} {tflops:>8.1f}".format(**row),
+            flush=True,
+        )
+    if args.device == "cuda":
+        for precision in ("bf16", "float32"):
+            times = {b: search_only(model, b, precision) for b in args.environments}
+            results[f"search_only_{precision}_ms"] = times
+            print(
+                f"search alone, {precision}: " + ", ".join(f"{b}: {ms:.1f} ms" for b, ms in times.items()), flush=True
+            )
+    results["latency"] = latency(model, args.device, 200 if args.device == "cuda" else 3)
+    print("Planner.plan: " + ", ".join(f"{name} {value:.2f}" for name, value in results["latency"].items()))
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

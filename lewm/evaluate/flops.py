@@ -1,0 +1,31 @@
+"""Equal arithmetic for every planner: how many iterations a number of floating-point operations buys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lewm.config import ModelConfig, PlanConfig
+from lewm.errors import PlanningError
+from lewm.model.flops import rollout_flops
+from lewm.plan.solvers import make_solver
+
+# A backward pass costs about twice its forward pass.
+GRADIENT_FACTOR = 3
+
+
+def iteration_flops(model: ModelConfig, plan: PlanConfig) -> int:
+    """What one iteration of a search costs, for a plan that starts from a full history."""
+    searches = plan.horizon if plan.schedule == "soonest" else 1
+    factor = GRADIENT_FACTOR if make_solver(plan).needs_gradient else 1
+    return searches * plan.samples * factor * rollout_flops(model, model.history, plan.horizon)
+
+
+def with_fixed_flops(model: ModelConfig, plan: PlanConfig, flops: float) -> PlanConfig:
+    """The same search with as many iterations as ``flops`` per plan allow."""
+    cost = iteration_flops(model, plan)
+    if cost > flops:
+        raise PlanningError(
+            f"One iteration of {plan.solver} with {plan.samples} samples takes {cost:.2e} floating-point operations; "
+            f"{flops:.2e} do not suffice. Raise --fixed-flops, or lower plan.samples or plan.horizon."
+        )
+    return replace(plan, iterations=int(flops // cost))

@@ -1,0 +1,137 @@
+"""The environments of evaluation episodes. Nothing here knows of models or plans, nor imports torch.
+
+A runner submits orders for some of the episodes and collects what happened, first come first served. In between it can
+plan for others: ``worker.py`` offers the same over several processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from lewm.envs.registry import EnvEntry, make_env
+from lewm.types import Array, EpisodeSpec
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all episodes share. history: the frames that a policy looks at, 0: none."""
+
+    entry: EnvEntry
+    resolution: int
+    frame_skip: int
+    history: int
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How an episode begins. frame, goal_image: uint8 (R, R, 3).  low, high: bounds of an action (action_dim,)."""
+
+    state: Array
+    solved: bool
+    frame: Array
+    goal_image: Array
+    low: Array
+    high: Array
+
+
+@dataclass(frozen=True)
+class Order:
+    """Raw actions (n*K, action_dim) for episode ``number``, of which at most ``budget`` are executed."""
+
+    number: int
+    actions: Array
+    budget: int
+
+
+@dataclass(frozen=True)
+class Happened:
+    """What n executed actions did: states (n, state_dim) and whether each counts as the goal, bool (n,).
+
+    blocks, frames: the last m <= history action blocks (m, K, action_dim), and the frames (m, R, R, 3) after them;
+    none at the end of the budget, where nobody looks any more.
+    """
+
+    states: Array
+    reached: Array
+    blocks: Array
+    frames: Array
+
+
+class Worlds(Protocol):
+    """Environments of several episodes, numbered from 0, that execute orders."""
+
+    openings: list[Opening]
+
+    def submit(self, orders: Sequence[Order]) -> None:
+        """Have orders executed, one per episode."""
+        ...
+
+    def collect(self) -> list[Happened]:
+        """What the orders did that were submitted first of those not collected yet."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class World:
+    """The environment of one episode."""
+
+    def __init__(self, setting: Setting, spec: EpisodeSpec) -> None:
+        self.setting, self.spec = setting, spec
+        self.env = make_env(setting.entry.name, setting.resolution)
+
+    def open(self) -> Opening:
+        """Go to the start of the episode."""
+        env, spec = self.env, self.spec
+        env.reset(seed=spec.index)
+        env.set_state(np.array(spec.start))
+        env.set_goal(np.array(spec.goal))
+        goal_image = env.render_states(np.array([spec.goal]))[0]
+        space = env.action_space
+        return Opening(env.state, env.goal_reached(), env.render(), goal_image, space.low, space.high)
+
+    def execute(self, order: Order) -> Happened:
+        """Execute actions. Frames are drawn after the blocks that a policy will look back to, and nowhere else."""
+        env, skip = self.env, self.setting.frame_skip
+        # Clipped here, as the environment would: a plan's context is what was done, not what was wished.
+        actions = np.clip(order.actions[: order.budget], env.action_space.low, env.action_space.high)
+        goes_on = len(actions) < order.budget
+        first_seen = max(0, len(actions) - self.setting.history * skip) if goes_on else len(actions)
+        states, reached, frames = [], [], []
+        for done, action in enumerate(actions, start=1):
+            env.step(action)
+            states.append(env.state)
+            reached.append(env.goal_reached())
+            if done > first_seen and done % skip == 0:
+                frames.append(env.render())
+        blocks = actions[first_seen:].reshape(-1, skip, *actions.shape[1:])
+        return Happened(np.stack(states), np.array(reached), blocks, np.array(frames))
+
+
+class LocalWorlds:
+    """Environments in this process: orders are executed when they are submitted."""
+
+    def __init__(self, setting: Setting, specs: Sequence[EpisodeSpec]) -> None:
+        with contextlib.ExitStack() as stack:
+            self._worlds: list[World] = []
+            for spec in specs:
+                self._worlds.append(World(setting, spec))
+                stack.callback(self._worlds[-1].env.close)
+            self.openings = [world.open() for world in self._worlds]
+            self._stack = stack.pop_all()
+        self._done: deque[list[Happened]] = deque()
+
+    def submit(self, orders: Sequence[Order]) -> None:
+        self._done.append([self._worlds[order.number].execute(order) for order in orders])
+
+    def collect(self) -> list[Happened]:
+        return self._done.popleft()
+
+    def close(self) -> None:
+        self._stack.close()

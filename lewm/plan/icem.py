@@ -1,0 +1,68 @@
+"""iCEM, the sample-efficient cross-entropy method (Pinneri et al. 2020).
+
+CEM with three additions that pay when samples are few: candidates that are smooth in time, elites that compete again in
+the next iteration, and a distribution that does not forget the old one at once. The answer is the best plan met on the
+way, not the last mean.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lewm.config import PlanConfig
+from lewm.plan.solver import Problem, Search
+
+
+class ICEM:
+    """Improved cross-entropy method.
+
+    Memory of a search: the mean to sample around (B, H, A); the elites kept (B, E, H, A), best first, and their costs
+    (B, E); the matrix that colours noise (H*K, H*K).
+    """
+
+    needs_gradient = False
+
+    def __init__(self, config: PlanConfig | None = None) -> None:
+        self.config = config or PlanConfig()
+        self.iterations = self.config.iterations
+        # At least one: the first of the elites kept is the best plan so far.
+        self.kept = max(1, round(self.config.kept_elites * self.config.elites))
+
+    def begin(self, problem: Problem) -> Search:
+        mean_BHA = problem.first_mean()
+        kept_BEHA = mean_BHA.unsqueeze(1).repeat(1, self.kept, 1, 1)
+        # Nothing has been kept yet: at an infinite cost these never become elites.
+        kept_cost_BE = kept_BEHA.new_full(kept_BEHA.shape[:2], torch.inf)
+        steps = problem.horizon * problem.steps_per_block
+        colouring = colouring_matrix(steps, self.config.noise_exponent).to(mean_BHA.device)
+        return Search.begin(mean_BHA, self.config.init_std, (mean_BHA.clone(), kept_BEHA, kept_cost_BE, colouring))
+
+    def step(self, problem: Problem, search: Search) -> Search:
+        mean_BHA, kept_BEHA, kept_cost_BE, colouring = search.memory
+        noise_BSHA = colour(problem.noise(self.config.samples, search.iteration), colouring)
+        plans_BSHA = mean_BHA.unsqueeze(1) + search.std_BHA.unsqueeze(1) * noise_BSHA
+        plans_BSHA = problem.bound(torch.cat([mean_BHA.unsqueeze(1), plans_BSHA[:, 1:]], dim=1))
+        cost_BS = torch.cat([problem.cost(plans_BSHA), kept_cost_BE], dim=1)
+        elite_cost_BE, best_BE = cost_BS.topk(self.config.elites, dim=1, largest=False)
+        elites_BEHA = torch.take_along_dim(torch.cat([plans_BSHA, kept_BEHA], 1), best_BE[:, :, None, None], dim=1)
+        mean_BHA = torch.lerp(elites_BEHA.mean(1), mean_BHA, self.config.momentum)
+        std_BHA = torch.lerp(elites_BEHA.std(1), search.std_BHA, self.config.momentum)
+        kept = elites_BEHA[:, : self.kept], elite_cost_BE[:, : self.kept]
+        return search.next(elites_BEHA[:, 0], std_BHA, (mean_BHA, *kept, colouring))
+
+
+def colour(white_BSHA: torch.Tensor, colouring: torch.Tensor) -> torch.Tensor:
+    """White noise (B, S, H, A) -> noise whose H*K primitive steps are correlated as ``colouring`` (H*K, H*K) says."""
+    steps_BSTa = white_BSHA.reshape(*white_BSHA.shape[:2], len(colouring), -1)
+    return (colouring @ steps_BSTa).view_as(white_BSHA)
+
+
+def colouring_matrix(steps: int, exponent: float) -> torch.Tensor:
+    """The (T, T) matrix that gives T white numbers a power spectrum of 1/f^exponent, each with unit variance."""
+    # Twice the length, of which half is used: a spectrum's own period would tie the last step to the first.
+    frequency = torch.fft.rfftfreq(2 * steps, dtype=torch.float64)
+    frequency[0] = frequency[1]
+    correlation = torch.fft.irfft(frequency**-exponent, n=2 * steps)
+    time = torch.arange(steps)
+    covariance = (correlation / correlation[0])[(time[:, None] - time).abs()]
+    return torch.linalg.cholesky(covariance).float()

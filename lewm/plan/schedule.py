@@ -1,0 +1,47 @@
+"""When to replan, and how far to look: the choice that decides success (docs/planning.md has the measurements).
+
+whole      plan H blocks, execute all of them, replan. The paper's way. Errors of the first plan are corrected late.
+receding   plan H blocks, execute K, plan H blocks again. The goal is always H blocks away, so arriving can be put off
+           for ever: each plan may come as near to the goal at its end as it likes, and its end is never executed.
+shrinking  like receding, but the horizon counts down to the expected arrival: H, H-K, ... and then starts again.
+           It needs to know that goals are H blocks away.
+soonest    plan for every horizon from 1 to H at once, and follow the shortest plan that comes about as near to the goal
+           as the best of them. Needs no knowledge of when the goal can be reached; costs H searches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lewm.config import PlanConfig
+from lewm.types import Array
+
+# "About as near": this much farther, relative to the nearest, counts as reached. A short plan that is nearly as good
+# is the better one, because what remains is corrected by the next.
+SOONEST_TOLERANCE = 0.5
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One replanning: how many blocks to plan, and how many of them to execute."""
+
+    horizon: int
+    execute: int
+
+
+def next_turn(config: PlanConfig, blocks_done: int) -> Turn:
+    """The turn after ``blocks_done`` blocks of an episode have been executed."""
+    horizon = config.horizon
+    if config.schedule == "whole":
+        return Turn(horizon, config.execute or horizon)
+    if config.schedule == "shrinking":
+        horizon -= blocks_done % horizon
+    return Turn(horizon, min(config.execute or 1, horizon))
+
+
+def soonest(distances_H: Array) -> int:
+    """Which of the plans of 1..H blocks to follow, given how near each comes to the goal: its number of blocks."""
+    good_enough = distances_H <= distances_H.min() * (1 + SOONEST_TOLERANCE)
+    return int(np.argmax(good_enough)) + 1

@@ -1,0 +1,240 @@
+"""Environments in this process and in others: the same results, and failures that are explained."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lewm.config import PlanConfig
+from lewm.envs import registry
+from lewm.envs.registry import env_entry
+from lewm.errors import EnvError
+from lewm.evaluate import runner
+from lewm.evaluate.manifest import load_manifest
+from lewm.evaluate.policies import Episode, PlanningPolicy, RandomPolicy
+from lewm.evaluate.runner import run_episodes
+from lewm.evaluate.worker import ProcessWorlds
+from lewm.evaluate.worlds import LocalWorlds, Order, Setting
+from lewm.model.world_model import LeWM
+from lewm.plan.mpc import Planner
+from lewm.types import Array, EpisodeSpec
+
+SPECS = load_manifest("tworoom").first(5)
+SETTING = Setting(env_entry("tworoom"), resolution=28, frame_skip=5, history=2)
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """The same fields, bitwise."""
+    for (name, a), b in zip(asdict(one).items(), asdict(other).values(), strict=True):
+        np.testing.assert_equal(a, b, err_msg=name)
+
+
+@pytest.fixture
+def processes() -> Iterator[ProcessWorlds]:
+    worlds = ProcessWorlds(SETTING, SPECS, workers=2)
+    yield worlds
+    worlds.close()
+
+
+def test_only_frames_that_will_be_looked_at_are_drawn():
+    worlds = LocalWorlds(SETTING, SPECS)
+    actions = np.random.default_rng(0).uniform(-2, 2, (20, 2)).astype(np.float32)
+    worlds.submit([Order(0, actions, budget=50), Order(1, actions, budget=20), Order(2, actions[:5], budget=6)])
+    going_on, ended, one_block = worlds.collect()
+    assert (len(going_on.states), len(ended.states), len(one_block.states)) == (20, 20, 5)
+    assert (len(going_on.frames), len(ended.frames), len(one_block.frames)) == (2, 0, 1)
+    np.testing.assert_array_equal(going_on.blocks, np.clip(actions, -1, 1)[10:].reshape(2, 5, 2))
+    env = registry.make_env("tworoom", resolution=28)
+    np.testing.assert_array_equal(going_on.frames, env.render_states(going_on.states[[14, 19]]))
+    worlds.close()
+
+
+def test_processes_do_what_this_one_does(processes: ProcessWorlds):
+    local = LocalWorlds(SETTING, SPECS)
+    for one, other in zip(local.openings, processes.openings, strict=True):
+        assert_equal(one, other)
+    rng = np.random.default_rng(0)
+    # Two rounds are under way at once, with their episodes out of order and not all of them.
+    rounds = [[Order(n, rng.uniform(-1, 1, (10, 2)), 50) for n in numbers] for numbers in ((4, 1, 0), (3, 2))]
+    for worlds in (local, processes):
+        for orders in rounds:
+            worlds.submit(orders)
+    for _ in rounds:
+        for one, other in zip(local.collect(), processes.collect(), strict=True):
+            assert_equal(one, other)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_results_do_not_depend_on_the_number_of_workers(debug_model: LeWM, workers: int):
+    plan = PlanConfig(horizon=2, samples=8, iterations=2, elites=2, schedule="receding", warm_start=True)
+
+    def run(workers: int) -> list[Any]:
+        policy = PlanningPolicy(Planner(debug_model, config=plan), seed=0)
+        shared: Any = {"resolution": 28, "frame_skip": 5, "budget": 17, "workers": workers, "group_size": 2}
+        return [
+            *run_episodes(policy, "tworoom", SPECS, **shared),
+            *run_episodes(RandomPolicy(0), "tworoom", SPECS, **shared),
+        ]
+
+    for one, other in zip(run(1), run(workers), strict=True):
+        assert_equal(one, other)
+
+
+def test_many_orders_can_wait_while_answers_do():
+    """More than fits into the sockets' buffers, both ways: nobody waits for the other for ever."""
+    worlds = ProcessWorlds(replace(SETTING, resolution=112), SPECS[:2], workers=1)
+    rounds = [[Order(n, np.zeros((400, 2)), 1000) for n in (0, 1)] for _ in range(20)]
+    for orders in rounds:
+        worlds.submit(orders)
+    assert all(len(happened.states) == 400 for _ in rounds for happened in worlds.collect())
+    worlds.close()
+
+
+def test_groups_move_while_others_are_decided_upon():
+    log: list[str] = []
+
+    class Watched(LocalWorlds):
+        def submit(self, orders: Sequence[Order]) -> None:
+            log.append(f"submit {[order.number for order in orders]}")
+            super().submit(orders)
+
+        def collect(self) -> Any:
+            log.append("collect")
+            return super().collect()
+
+    class Still:
+        history = 0
+
+        def decide(self, episodes: Sequence[Episode]) -> list[Array]:
+            log.append("decide")
+            return [np.zeros((5, 2)) for _ in episodes]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "LocalWorlds", Watched)
+        run_episodes(Still(), "tworoom", SPECS[:3], resolution=8, frame_skip=5, budget=10, group_size=2)
+    one, other = ["decide", "submit [0, 1]"], ["decide", "submit [2]"]
+    assert log == [*one, *other, "collect", *one, "collect", *other, "collect", "collect"]
+
+
+def test_slow_simulators_get_processes_unasked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    quick, slow = env_entry("tworoom"), replace(env_entry("tworoom"), slow=True)
+    assert runner._worker_count(0, quick, episodes=50) == 1
+    assert runner._worker_count(0, slow, episodes=50) == 16
+    assert runner._worker_count(0, slow, episodes=3) == 3
+    assert runner._worker_count(2, quick, episodes=50) == 2
+    assert (runner._group_size(50, quick, 50), runner._group_size(50, slow, 50)) == (50, 25)
+    assert (runner._group_size(50, slow, 200), runner._group_size(50, slow, 1)) == (50, 1)
+
+
+# -- failures -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_state_that_cannot_be_is_refused(workers: int):
+    impossible = EpisodeSpec(1, (-500.0, 0.0), (60.0, 60.0))
+    with pytest.raises(EnvError, match=r"TwoRoom's state .*must lie between"):
+        run_episodes(
+            RandomPolicy(0), "tworoom", [SPECS[0], impossible], resolution=8, frame_skip=5, budget=10, workers=workers
+        )
+
+
+def test_a_worker_that_fails_says_why(processes: ProcessWorlds):
+    processes.submit([Order(0, np.full((5, 2), np.nan), 50)])
+    with pytest.raises(EnvError, match="action must be finite"):
+        processes.collect()
+    processes.submit([Order(1, np.zeros((5, 3)), 50)])
+    with pytest.raises(EnvError, match="An environment failed: ValueError"):
+        processes.collect()
+
+
+def test_a_worker_that_dies_is_noticed(processes: ProcessWorlds):
+    processes.submit([Order(1, np.zeros((100_000, 2)), 200_000)])
+    os.kill(processes._workers[1]._process.pid, signal.SIGKILL)
+    with pytest.raises(EnvError, match="process with environments died"):
+        processes.collect()
+    with pytest.raises(EnvError, match="process with environments died"):
+        processes.submit([Order(1, np.zeros((5, 2)), 50)])
+
+
+def test_closing_leaves_no_process(processes: ProcessWorlds):
+    pids = [worker._process.pid for worker in processes._workers]
+    processes.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+PARENT = """
+import time
+from lewm.evaluate.manifest import load_manifest
+from lewm.evaluate.worker import ProcessWorlds
+from lewm.evaluate.worlds import Setting
+from lewm.envs.registry import env_entry
+
+worlds = ProcessWorlds(Setting(env_entry("tworoom"), 8, 5, 1), load_manifest("tworoom").first(2), workers=2)
+print(*(worker._process.pid for worker in worlds._workers), flush=True)
+time.sleep(60)
+"""
+
+
+def is_running(pid: str) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    # A zombie has ended, and waits for the system's first process to notice.
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+def test_workers_end_with_a_parent_that_is_killed():
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = parent.stdout.readline().split()
+        assert [is_running(pid) for pid in pids] == [True, True]
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline, "workers outlive their parent"
+        time.sleep(0.01)
+
+
+SCRIPT = """
+import lewm
+from lewm.envs.registry import EnvEntry
+from lewm.evaluate.policies import RandomPolicy
+from lewm.evaluate.runner import run_episodes
+from lewm.types import EpisodeSpec
+
+print("started")
+lewm.register_env(EnvEntry("mine", "lewm/Mine-v0", "my_envs:Mine", "my_envs:expert", 9, 2, "A world of my own."))
+specs = [EpisodeSpec(i, (60.0, 60.0), (60.0, 90.0)) for i in range(2)]
+results = run_episodes(RandomPolicy(0), "mine", specs, resolution=8, frame_skip=5, budget=10, workers=2)
+print(*(len(result.states) for result in results))
+"""
+MODULE = """
+import sys
+from lewm.envs.tworoom import TwoRoom
+
+assert "torch" not in sys.modules, "a worker needs no torch"
+print("a simulator says hello")
+
+class Mine(TwoRoom):
+    pass
+"""
+
+
+def test_a_script_with_an_environment_of_its_own(tmp_path: Path):
+    """Not run again by its workers, which know the environment that it registered; what they print goes to stderr."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "my_envs.py").write_text(MODULE)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["started", "11 11", ""]
+    assert done.stderr.count("a simulator says hello") == 2
