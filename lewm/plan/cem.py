@@ -25,9 +25,7 @@ class CEM:
 
     def step(self, problem: Problem, search: Search) -> Search:
         noise_BSHA = problem.noise(self.config.samples, search.iteration)
-        plans_BSHA = search.mean_BHA.unsqueeze(1) + search.std_BHA.unsqueeze(1) * noise_BSHA
-        # The mean itself competes, so that the best point found so far is not lost to sampling.
-        plans_BSHA = problem.bound(torch.cat([search.mean_BHA.unsqueeze(1), plans_BSHA[:, 1:]], dim=1))
+        plans_BSHA = problem.candidates(search.mean_BHA, search.std_BHA, noise_BSHA)
         elites_BEHA = select_elites(plans_BSHA, problem.cost(plans_BSHA), self.config.elites)
         return search.next(elites_BEHA.mean(1), elites_BEHA.std(1))
 

@@ -40,8 +40,7 @@ class ICEM:
     def step(self, problem: Problem, search: Search) -> Search:
         mean_BHA, kept_BEHA, kept_cost_BE, colouring = search.memory
         noise_BSHA = colour(problem.noise(self.config.samples, search.iteration), colouring)
-        plans_BSHA = mean_BHA.unsqueeze(1) + search.std_BHA.unsqueeze(1) * noise_BSHA
-        plans_BSHA = problem.bound(torch.cat([mean_BHA.unsqueeze(1), plans_BSHA[:, 1:]], dim=1))
+        plans_BSHA = problem.candidates(mean_BHA, search.std_BHA, noise_BSHA)
         cost_BS = torch.cat([problem.cost(plans_BSHA), kept_cost_BE], dim=1)
         elite_cost_BE, best_BE = cost_BS.topk(self.config.elites, dim=1, largest=False)
         elites_BEHA = torch.take_along_dim(torch.cat([plans_BSHA, kept_BEHA], 1), best_BE[:, :, None, None], dim=1)

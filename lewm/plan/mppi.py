@@ -31,8 +31,7 @@ class MPPI:
 
     def step(self, problem: Problem, search: Search) -> Search:
         noise_BSHA = problem.noise(self.config.samples, search.iteration)
-        plans_BSHA = search.mean_BHA.unsqueeze(1) + search.std_BHA.unsqueeze(1) * noise_BSHA
-        plans_BSHA = problem.bound(torch.cat([search.mean_BHA.unsqueeze(1), plans_BSHA[:, 1:]], dim=1))
+        plans_BSHA = problem.candidates(search.mean_BHA, search.std_BHA, noise_BSHA)
         weight_BS11 = candidate_weights(problem.cost(plans_BSHA), self.config.temperature)[:, :, None, None]
         return search.next((weight_BS11 * plans_BSHA).sum(1), search.std_BHA * self.cooling)
 

@@ -53,6 +53,14 @@ class Problem:
         start = iteration * (count + count % 2)
         return normal(self.keys_B, start, count).view(-1, samples, self.horizon, self.block_dim)
 
+    def candidates(self, mean_BHA: torch.Tensor, std_BHA: torch.Tensor, noise_BSHA: torch.Tensor) -> torch.Tensor:
+        """Plans around a mean, within the bounds, (B, S, H, A).
+
+        The mean itself is the first of them, so that the best point found so far is not lost to sampling.
+        """
+        mean_B1HA = mean_BHA.unsqueeze(1)
+        return self.bound(torch.cat([mean_B1HA, mean_B1HA + std_BHA.unsqueeze(1) * noise_BSHA[:, 1:]], dim=1))
+
 
 @dataclass(frozen=True)
 class Search:
