@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 try:
-    import triton  # type: ignore[import-not-found, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+    import triton
+    import triton.language as tl
 except ImportError:  # As on most machines without a GPU; ``rollout_triton.supports`` then answers False.
     triton = None
 
