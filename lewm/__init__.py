@@ -16,7 +16,7 @@ import lewm.envs  # noqa: F401  (registers the Gymnasium ids; imports no simulat
 from lewm.version import __version__
 
 if TYPE_CHECKING:
-    from lewm.config import Config, preset
+    from lewm.config import Config, PlanConfig, preset
     from lewm.data.collect import collect
     from lewm.envs.registry import make_env, register_env
     from lewm.model.world_model import LeWM
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Config": "lewm.config",
     "LeWM": "lewm.model.world_model",
+    "PlanConfig": "lewm.config",
     "Planner": "lewm.plan.mpc",
     "collect": "lewm.data.collect",
     "make_env": "lewm.envs.registry",
@@ -32,7 +33,7 @@ _HOMES = {
     "register_env": "lewm.envs.registry",
 }
 
-__all__ = ["Config", "LeWM", "Planner", "__version__", "collect", "make_env", "preset", "register_env"]
+__all__ = ["Config", "LeWM", "PlanConfig", "Planner", "__version__", "collect", "make_env", "preset", "register_env"]
 
 
 def __getattr__(name: str) -> Any:

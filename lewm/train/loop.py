@@ -269,6 +269,8 @@ def train(config: Config, resume: str = "auto", monitor: TrainingMonitor | None 
     run = Run(config.out or Path("runs/train"))
     newest = run.open(config, resume)
     monitor.note(f"{len(data.training)} training windows; {data.cache}.")
+    if data.training.skipped:
+        monitor.note(f"{data.training.skipped} training episodes are shorter than a window and were left out.")
     torch.manual_seed(derive_seed(config.seed, _INITIAL_WEIGHTS))
     model = LeWM(config.model, data.action_stats).to(device)
     trainer = Trainer(config, model, data, run, monitor)
