@@ -32,7 +32,7 @@ format: .venv/installed-dev
 
 # The public implementation is installed without its dependencies: the parity tests load its network only.
 .venv/installed-dev: .venv/installed
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,parity]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,mujoco,lerobot,parity]'
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps stable-worldmodel
 	touch $@
 

@@ -92,14 +92,16 @@ def generate_episode(env_name: str, resolution: int, seed: int, index: int) -> d
     with contextlib.closing(make_env(env_name, resolution=resolution, obs_type="state")) as env:
         expert = make_expert(env_name, stream(seed, index, 1))
         env.reset(seed=derive_seed(seed, index))
+        start, goal = expert.begin(env.state, env.goal)
+        env.reset(options={"state": start, "goal": goal})
         states, actions = [env.state.copy()], []
-        for _ in range(env_entry(env_name).episode_steps):
+        for _ in range(expert.steps or env_entry(env_name).episode_steps):
             # Rounded before it is executed: replaying the recorded action gives the recorded state.
             action = np.asarray(expert.act(env.state, env.goal), np.float32)
             _, _, terminated, truncated, _ = env.step(action)
             actions.append(action)
             states.append(env.state.copy())
-            if terminated or truncated:
+            if (terminated or truncated) and expert.steps is None:
                 break
         state = np.stack(states).astype(np.float64)
         action, proprio = np.stack([*actions, np.full_like(actions[0], np.nan)]), state.astype(np.float32)

@@ -7,6 +7,7 @@ state counts as the goal, and draw frames of states that the world is not in.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import gymnasium
@@ -17,13 +18,38 @@ from lewm.errors import EnvError, unknown_name
 from lewm.types import Array
 
 ObsType = Literal["pixels", "state"]
+Colour = tuple[int, int, int]  # red, green, blue, 0 to 255
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """Something that the world's own physics cannot explain, to see whether a model is surprised by it.
+
+    step: how many actions come before it, at least 1: frame ``step`` is the first to show it (``reset`` gives frame 0).
+    object: one of the environment's ``objects``.
+    colour: drawn in it from then on.
+    position: moved there at once, in the units of the state and with as many numbers as the environment's docstring
+        says. At least one of ``colour`` and ``position`` is given.
+    """
+
+    step: int
+    object: str
+    colour: Colour | None = None
+    position: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.step < 1:
+            raise EnvError(f"An intervention follows at least one action; its step must be 1 or more, got {self.step}.")
+        if self.colour is None and self.position is None:
+            raise EnvError("An intervention changes something: give its colour, its position, or both.")
 
 
 class WorldEnv(gymnasium.Env[Array, Array]):
     """A world with a state that can be read, set and drawn, and a goal that is one of its states.
 
-    A subclass gives ``state_names``, a float64 ``state_space`` and a float32 ``action_space``, and implements the
-    abstract methods; checking, clipping, observing and rewarding happen here, once.
+    A subclass gives ``state_names``, ``objects`` (the names of what interventions may change), a float64
+    ``state_space`` and a float32 ``action_space``, and implements the abstract methods; checking, clipping, observing
+    and rewarding happen here, once.
 
     ## Arguments
     * ``resolution``: frames are (resolution, resolution, 3).
@@ -33,6 +59,7 @@ class WorldEnv(gymnasium.Env[Array, Array]):
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (Gymnasium's)
     state_names: ClassVar[tuple[str, ...]]
+    objects: ClassVar[tuple[str, ...]] = ()
     action_space: Box
 
     def __init__(
@@ -49,6 +76,8 @@ class WorldEnv(gymnasium.Env[Array, Array]):
         frame_space = Box(0, 255, (resolution, resolution, 3), np.uint8)
         self.observation_space = frame_space if obs_type == "pixels" else state_space
         self._goal: Array | None = None
+        self._interventions: tuple[Intervention, ...] = ()
+        self._steps = 0
 
     @property
     @abstractmethod
@@ -78,6 +107,45 @@ class WorldEnv(gymnasium.Env[Array, Array]):
     @abstractmethod
     def _sample_goal(self, start: Array) -> Array:
         """A random goal (state_dim,) for an episode that begins in ``start``."""
+
+    def _paint(self, name: str, colour: Colour | None) -> None:
+        """Draw one of ``objects`` in ``colour`` from now on; None: in its own."""
+        raise NotImplementedError(f"{type(self).__name__} has objects, so it has to implement _paint.")
+
+    def _moved(self, state: Array, name: str, position: Array) -> Array:
+        """``state`` (state_dim,) with one of ``objects`` at ``position``, whose size is to be checked. Pure."""
+        raise NotImplementedError(f"{type(self).__name__} has objects, so it has to implement _moved.")
+
+    def paint(self, name: str, colour: Colour | None) -> None:
+        """Draw one of ``objects`` in ``colour`` until the next ``reset``; None: in its own."""
+        self._check_object(name)
+        if colour is not None and (len(colour) != 3 or not all(0 <= channel <= 255 for channel in colour)):
+            raise EnvError(f"A colour is three numbers from 0 to 255, got {colour}.")
+        self._paint(name, colour)
+
+    def teleport(self, name: str, position: Array | tuple[float, ...]) -> None:
+        """Put one of ``objects`` to ``position`` at once, all else unchanged."""
+        self._check_object(name)
+        self.set_state(self._moved(self.state, name, np.asarray(position, np.float64)))
+
+    def schedule(self, *interventions: Intervention) -> None:
+        """Let these interventions happen in the running episode, in place of any scheduled before."""
+        for intervention in interventions:
+            self._check_object(intervention.object)
+        self._interventions = interventions
+
+    def _check_object(self, name: str) -> None:
+        if name not in self.objects:
+            raise EnvError(unknown_name(f"object of {type(self).__name__}", name, self.objects))
+
+    def _intervene(self) -> None:
+        """Apply what is scheduled for the current step."""
+        for intervention in self._interventions:
+            if intervention.step == self._steps:
+                if intervention.colour is not None:
+                    self.paint(intervention.object, intervention.colour)
+                if intervention.position is not None:
+                    self.teleport(intervention.object, intervention.position)
 
     def set_state(self, state: Array) -> None:
         """Put the world into a state (state_dim,), as one that ``state`` returned."""
@@ -113,12 +181,15 @@ class WorldEnv(gymnasium.Env[Array, Array]):
         return frames
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """Begin an episode. ``options`` may give its "state" and its "goal", each (state_dim,)."""
+        """Begin an episode, in its own colours. ``options`` may give its "state" and its "goal", each (state_dim,)."""
         options = options or {}
         for name in options.keys() - {"state", "goal"}:
             raise EnvError(unknown_name("reset option", name, ("state", "goal")))
         given = {name: self._checked(value, name) for name, value in options.items()}
         super().reset(seed=seed)
+        self._interventions, self._steps = (), 0
+        for name in self.objects:
+            self._paint(name, None)
         # Drawn even when it is overridden, so that a seed's goal does not depend on which option was given.
         sampled = self._sample_start()
         start = given.get("state", sampled)
@@ -133,6 +204,8 @@ class WorldEnv(gymnasium.Env[Array, Array]):
         checked = _checked_array(action, low.shape, f"{type(self).__name__}'s action")
         _ = self.goal  # Raises where there is none, before anything moves.
         self._advance(np.clip(checked, low, high))
+        self._steps += 1
+        self._intervene()
         observation, info = self._observe()
         return observation, float(info["success"]), info["success"], False, info
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 
@@ -14,14 +14,25 @@ from lewm.types import Array
 DOOR_REACHED_DISTANCE = 10.5
 
 
-class Expert(Protocol):
-    """A policy for one episode; it may remember what it did, so each episode gets its own."""
+class Expert(ABC):
+    """A policy for one episode; it may remember what it did, so each episode gets its own.
 
+    ``steps``: the episode has exactly so many actions; None: it ends at the goal, or after the environment's
+    ``episode_steps``.
+    """
+
+    steps: int | None = None
+
+    def begin(self, state: Array, goal: Array) -> tuple[Array, Array]:
+        """Start and goal, (state_dim,) each, of an episode for which the environment has drawn these two."""
+        return state, goal
+
+    @abstractmethod
     def act(self, state: Array, goal: Array) -> Array:
         """An action (action_dim,) that leads from ``state`` towards ``goal``, both (state_dim,)."""
 
 
-class TwoRoomExpert:
+class TwoRoomExpert(Expert):
     """To the door, then to the goal; with much noise and the occasional repeated action.
 
     ``noise_std`` is that of a Gaussian added per axis to the unit direction *before* clipping. At the default most

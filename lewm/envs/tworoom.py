@@ -7,7 +7,8 @@ import math
 import numpy as np
 from gymnasium.spaces import Box
 
-from lewm.envs.base import ObsType, WorldEnv
+from lewm.envs.base import Colour, ObsType, WorldEnv
+from lewm.errors import EnvError
 from lewm.types import Array
 
 # The geometry, in pixels of a 224 px frame: x to the right, y down. It is the same at every resolution.
@@ -29,6 +30,7 @@ WALL_LEFT = WALL_X - WALL_THICKNESS / 2 - AGENT_RADIUS
 WALL_RIGHT = WALL_X + WALL_THICKNESS / 2 + AGENT_RADIUS
 
 DOT_STD = 7.0
+DOT_COLOUR = (255, 0, 0)
 # Farther from its centre the dot changes no channel by half a grey level: 255 exp(-d²/2σ²) < 1/2.
 DOT_EXTENT = DOT_STD * math.sqrt(2 * math.log(2 * 255))
 
@@ -67,6 +69,9 @@ class TwoRoom(WorldEnv):
     The agent starts anywhere in a random room, the goal lies anywhere in the other room, both uniformly and
     clear of the wall. `reset(options={"state": (x, y), "goal": (x, y)})` sets either or both.
 
+    ## Interventions
+    `agent`: any colour; a position (x, y).
+
     ## Arguments
     * `resolution`: side of a frame in pixels (224).
     * `obs_type`: "pixels" (default) or "state".
@@ -82,6 +87,7 @@ class TwoRoom(WorldEnv):
     """
 
     state_names = ("agent_x", "agent_y")
+    objects = ("agent",)
 
     def __init__(
         self, resolution: int = 224, obs_type: ObsType = "pixels", render_mode: str | None = "rgb_array"
@@ -90,6 +96,7 @@ class TwoRoom(WorldEnv):
         super().__init__(positions, steps, resolution, obs_type, render_mode)
         self._position = np.array([ARENA_LOW, ARENA_LOW])  # somewhere valid until the first reset
         self._background = _draw_background(resolution)
+        self._colour: Colour = DOT_COLOUR
 
     @property
     def state(self) -> Array:
@@ -104,8 +111,17 @@ class TwoRoom(WorldEnv):
     def _draw_states(self, states: Array) -> Array:
         frames = np.repeat(self._background[None], len(states), axis=0)
         for frame, (x, y) in zip(frames, states, strict=True):
-            _draw_dot(frame, x, y)
+            _draw_dot(frame, x, y, self._colour)
         return frames
+
+    def _paint(self, name: str, colour: Colour | None) -> None:
+        del name  # the agent is all there is
+        self._colour = colour or DOT_COLOUR
+
+    def _moved(self, state: Array, name: str, position: Array) -> Array:
+        if position.shape != state.shape:
+            raise EnvError(f"TwoRoom's {name} is put to a position (x, y), got {position}.")
+        return position
 
     def _restore(self, state: Array) -> None:
         self._position = state.copy()
@@ -143,16 +159,15 @@ def _draw_background(resolution: int) -> Array:
     return np.repeat(np.rint(255 * white[:, :, None]).astype(np.uint8), 3, axis=2)
 
 
-def _draw_dot(frame: Array, x: float, y: float) -> None:
+def _draw_dot(frame: Array, x: float, y: float, colour: Colour) -> None:
     """Blend the agent at (x, y) into ``frame`` (R, R, 3), which is grey so far, touching only what it covers."""
     columns, alpha_x = _dot_profile(x, len(frame))
     rows, alpha_y = _dot_profile(y, len(frame))
     alpha = np.outer(alpha_y, alpha_x)  # a Gaussian is separable
     patch = frame[rows, columns]
     grey = patch[:, :, 0] * (1 - alpha)
-    # Adding a half makes the truncation to uint8 round.
-    patch[:, :, 0] = grey + (255 * alpha + 0.5)
-    patch[:, :, 1] = patch[:, :, 2] = grey + 0.5
+    for channel, value in enumerate(colour):
+        patch[:, :, channel] = grey + (value * alpha + 0.5)  # Adding a half makes the truncation to uint8 round.
 
 
 def _dot_profile(centre: float, resolution: int) -> tuple[slice, Array]:

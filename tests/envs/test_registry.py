@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from lewm.envs import EnvEntry, WorldEnv, env_entry, env_names, make_env, make_expert, register_env, registry
+from lewm.envs import (
+    EnvEntry,
+    Intervention,
+    WorldEnv,
+    env_entry,
+    env_names,
+    make_env,
+    make_expert,
+    register_env,
+    registry,
+)
 from lewm.errors import EnvError
 from lewm.rng import stream
 
@@ -164,3 +174,52 @@ def test_registering_imports_neither_torch_nor_an_environment():
     code = "import sys, lewm.envs; print(*(m for m in ('torch', 'lewm.envs.tworoom') if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@ALL_ENVS
+def test_an_intervention_shows_at_its_step_and_not_before(name):
+    env = make_env(name, resolution=56)
+    first = env.objects[0]
+    env.reset(seed=3)
+    action = np.zeros(env.action_space.shape)
+    env.schedule(Intervention(step=2, object=first, colour=(0, 0, 255)))
+    env.step(action)
+    before, before_state = env.render(), env.state
+    env.step(action)
+    painted, painted_state = env.render(), env.state
+    env.reset(seed=3)
+    own_before, own_painted = env.render_states(np.stack([before_state, painted_state]))
+    assert np.array_equal(before, own_before), "nothing shows before its step, nor after the next reset"
+    assert (painted != own_painted).any(), "the colour must show"
+
+
+@ALL_ENVS
+def test_interventions_name_what_does_not_exist(name):
+    env = make_env(name, resolution=28)
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match="Unknown object"):
+        env.schedule(Intervention(step=1, object="nothing", colour=(0, 0, 0)))
+    with pytest.raises(EnvError, match="colour is three numbers"):
+        env.paint(env.objects[0], (0, 0, 256))
+    with pytest.raises(EnvError):
+        env.teleport(env.objects[0], (1.0,) * 40)
+
+
+def test_an_intervention_is_checked_when_made():
+    with pytest.raises(EnvError, match="at least one action"):
+        Intervention(step=0, object="agent", colour=(0, 0, 0))
+    with pytest.raises(EnvError, match="colour, its position"):
+        Intervention(step=1, object="agent")
+
+
+def test_teleport_happens_after_the_action_of_its_step():
+    env = make_env("tworoom")
+    env.reset(options={"state": (50.0, 50.0), "goal": (180.0, 180.0)})
+    env.schedule(Intervention(step=2, object="agent", position=(180.0, 180.0)))
+    right = np.array([1.0, 0.0])
+    *_, ended, _, info = env.step(right)
+    assert info["state"].tolist() == [55.0, 50.0]
+    assert not ended
+    *_, ended, _, info = env.step(right)
+    assert info["state"].tolist() == [180.0, 180.0]
+    assert ended, "success is judged where the object is now"
