@@ -30,10 +30,10 @@ format: .venv/installed-dev
 	$(BIN)/pip install --quiet -c constraints.txt -e .
 	touch $@
 
-# The public implementation is installed without its dependencies: the parity tests load its network only.
+# Public implementations are installed without their dependencies: the parity tests load only parts of them.
 .venv/installed-dev: .venv/installed
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,mujoco,lerobot,parity]'
-	$(BIN)/pip install --quiet -c constraints.txt --no-deps stable-worldmodel
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps stable-worldmodel gym-pusht
 	touch $@
 
 clean:

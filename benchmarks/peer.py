@@ -40,7 +40,7 @@ def load(name: str) -> types.ModuleType:
         if spec is None or not spec.submodule_search_locations:
             raise SystemExit("Install the public package first: pip install --no-deps stable-worldmodel einops loguru")
         root = Path(spec.submodule_search_locations[0])
-        for parent in ("", ".wm", ".wm.lewm", ".solver"):
+        for parent in ("", ".wm", ".wm.lewm", ".solver", ".data", ".data.formats"):
             package = types.ModuleType(f"stable_worldmodel{parent}")
             package.__path__ = [str(root / parent.replace(".", "/").strip("/"))]
             sys.modules[package.__name__] = package

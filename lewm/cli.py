@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lewm.config import PRESETS, CollectConfig, Config, EvalConfig, PlanConfig, SolverName, from_dict, preset
-from lewm.errors import ConfigError, LewmError, unknown_name
+from lewm.errors import ConfigError, DataError, LewmError, unknown_name
 from lewm.version import __version__
 
 if TYPE_CHECKING:
@@ -80,8 +80,12 @@ def train(arguments: list[str]) -> None:
     from lewm.envs.registry import env_entry
     from lewm.progress import training_bar
     from lewm.train import loop
+    from lewm.train.distributed import launched_rank
 
     config = replace(args.config, env=env_entry(args.config.env).gym_id)
+    if launched_rank() > 0:
+        _train_along(config, args.resume, launched_rank())
+        return
     with training_bar(console) as monitor:
         result = loop.train(config, args.resume, monitor)
     _say(f"{result.steps} steps; checkpoint: {result.checkpoint}")
@@ -89,12 +93,24 @@ def train(arguments: list[str]) -> None:
         raise KeyboardInterrupt
 
 
+def _train_along(config: Config, resume: str, rank: int) -> None:
+    """A process of several that is not the first, which speaks for all: quiet but for errors of its own."""
+    from lewm.train import loop
+
+    try:
+        result = loop.train(config, resume)
+    except LewmError as error:
+        raise type(error)(f"Process {rank}: {error}") from error
+    if result.interrupted:
+        raise SystemExit(130)
+
+
 @dataclass(frozen=True)
 class EvalArgs:
     """Plan to the goals of an environment's frozen manifest. Defaults come from the checkpoint's own run."""
 
     env: str = Config.env  # The environment to plan in.
-    manifest: Path | None = None  # Short for --eval.manifest.
+    manifest: str | None = None  # Short for --eval.manifest.
     solver: SolverName | None = None  # Short for --plan.solver.
     fixed_flops: float | None = None  # Choose plan.iterations so that a plan takes at most so much arithmetic.
     out: Path | None = None  # Where to write the results as JSON; None: evaluation.json in the checkpoint's folder.
@@ -216,6 +232,90 @@ def import_official(arguments: list[str]) -> None:
         _say("It has no action statistics yet, so it cannot plan: import with --dataset to add them.")
 
 
+@dataclass(frozen=True)
+class DataCheckArgs:
+    """Read a whole dataset file, say what it holds and list what is wrong with it: status 1 if anything is."""
+
+    file: tyro.conf.Positional[Path]  # An HDF5 dataset, collected here or official.
+    contact_sheet: Path | None = None  # Where to draw some of its frames; None: FILE.contact.png.
+
+
+def data_check(arguments: list[str]) -> None:
+    """Read everything, verify checksums, show statistics and a contact sheet"""
+    args = _parse(DataCheckArgs, arguments, "data check")
+    from lewm.data.check import check
+    from lewm.progress import progress_bar
+
+    sheet = args.contact_sheet or args.file.with_name(f"{args.file.name}.contact.png")
+    with progress_bar(console, "check") as on_progress:
+        report = check(args.file, sheet, on_progress)
+    _print_grid((f"[bold]{name}[/]", escape(value)) for name, value in report.facts.items())
+    table = Table("action", "mean", "std", "min", "max", "at min or max", box=None, header_style="bold")
+    for number, (*values, at_bounds) in enumerate(report.actions):
+        table.add_row(str(number), *(f"{value:.4g}" for value in values), f"{100 * at_bounds:.1f} %")
+    console.print(table)
+    _say(f"Contact sheet: {sheet}")
+    if report.problems:
+        raise DataError("\n- ".join([f"{args.file} has problems ({len(report.problems)}):", *report.problems]))
+    _say("No problems found.")
+
+
+@dataclass(frozen=True)
+class DataConvertArgs:
+    """Convert a dataset from and to HDF5, LeRobot (v3) and plain folders of PNG and NPZ (docs/data.md)."""
+
+    source: tyro.conf.Positional[Path]  # An HDF5 file, a LeRobot dataset or a plain folder.
+    target: tyro.conf.Positional[Path]  # A new file or folder.
+    to: Literal["hdf5", "folder", "lerobot"] | None = None  # None: by the target's suffix.
+    camera: str | None = None  # The LeRobot feature to take frames from, if there are several.
+    resolution: int | None = None  # Side of the new frames; None: as they are.
+    crop: bool = False  # Cut frames that are not square to their middle.
+    fps: int = 10  # Rows per second of a LeRobot target.
+    video_quality: Literal["lossless", "compact"] = "lossless"  # Of a LeRobot target; compact: plays in browsers.
+
+
+def data_convert(arguments: list[str]) -> None:
+    """From and to HDF5, LeRobot and plain folders"""
+    args = _parse(DataConvertArgs, arguments, "data convert")
+    from lewm.data.convert import convert
+    from lewm.progress import progress_bar
+
+    options: dict[str, Any] = {"camera": args.camera, "resolution": args.resolution, "crop": args.crop}
+    options |= {"fps": args.fps, "quality": args.video_quality}
+    with progress_bar(console, "convert") as on_progress:
+        form = convert(args.source, args.target, args.to, **options, on_progress=on_progress)
+    _say(f"Converted to {args.target} ({form}).")
+
+
+@dataclass(frozen=True)
+class DataShowArgs:
+    """Write one episode of a dataset as a film."""
+
+    file: tyro.conf.Positional[Path]  # An HDF5 dataset.
+    episode: int = 0  # Its number, from 0.
+    out: Path | None = None  # A .gif or .mp4 file; None: a GIF beside the dataset.
+    fps: int = 10  # Frames per second.
+
+
+def data_show(arguments: list[str]) -> None:
+    """Write an episode as GIF or MP4"""
+    args = _parse(DataShowArgs, arguments, "data show")
+    from lewm.data.show import show
+
+    _say(f"Film: {show(args.file, args.episode, args.out, args.fps)}")
+
+
+DATA_VERBS: dict[str, Callable[[list[str]], None]] = {"check": data_check, "convert": data_convert, "show": data_show}
+
+
+def data(arguments: list[str]) -> None:
+    """Check, convert or show a dataset"""
+    name, rest = _take_positional(arguments, "data", "COMMAND", f"one of {', '.join(DATA_VERBS)}")
+    if name not in DATA_VERBS:
+        raise ConfigError(unknown_name("data command", name, DATA_VERBS))
+    DATA_VERBS[name](rest)
+
+
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo,
     "collect": collect,
@@ -223,6 +323,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "eval": evaluate,
     "compare": compare,
     "info": info,
+    "data": data,
     "envs": envs,
     "import-official": import_official,
 }
@@ -247,7 +348,9 @@ def run(arguments: list[str]) -> int:
         errors.print(f"[bold red]Error:[/] {escape(str(error))}")
         return 1
     except KeyboardInterrupt:
-        errors.print("Interrupted. The same command continues where it stopped (an evaluation starts again).")
+        errors.print(
+            "Interrupted. The same command continues where it stopped (evaluations and data tools start again)."
+        )
         return 130
 
 

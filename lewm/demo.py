@@ -8,6 +8,7 @@ Each stage picks up what an earlier call left, finished or not.
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,10 +44,15 @@ def run_demo(config: Config, out: Path, fresh: bool, console: Console) -> dict[s
 
 def collect_with_progress(env: str, out: Path, settings: CollectConfig, seed: int, console: Console) -> None:
     """Collect a dataset behind a progress bar, and say what came of it."""
+    started = time.monotonic()
     with progress_bar(console, "collect") as on_progress:
-        report = collect(env, out, settings.episodes, settings.resolution, seed, settings.workers, on_progress)
-    found = f"{report.path}: {report.episodes} episodes ({report.new_episodes} new), {report.frames} frames"
-    console.print(found, markup=False)
+        sizes = (settings.episodes, settings.resolution, seed, settings.workers)
+        report = collect(env, out, *sizes, on_progress, settings.frame_stride, settings.demos)
+    rate = report.frames * report.new_episodes / report.episodes / (time.monotonic() - started)
+    counts = f"{report.episodes:,} episodes ({report.new_episodes:,} new), {report.frames:,} frames"
+    speed = f", {rate:,.0f} frames/s" if report.new_episodes else ""
+    console.print(f"{report.path}: {counts}, {report.gb_per_million_frames:.2f} GB per million{speed}", markup=False)
+    console.print(f"{report.successes:,} of {report.episodes:,} episodes reached their goal", markup=False)
 
 
 def _clear(out: Path) -> None:

@@ -37,7 +37,8 @@ def dataset(path: Path) -> dict[str, str]:
         rows = {
             "dataset": f"{path} ({path.stat().st_size / 2**20:.1f} MiB)",
             "environment": store.environment or "not recorded",
-            "episodes": f"{len(lengths)}, of {lengths.min()} to {lengths.max()} frames (mean {lengths.mean():.1f})",
+            "episodes": f"{len(lengths)}, of {lengths.min()} to {lengths.max()} steps (mean {lengths.mean():.1f})",
+            "rows": f"{store.num_rows:,}",
             "frames": f"{store.num_frames:,} of {store.resolution} px",
             "actions": f"{store.action_dim} numbers; {_stats(action_stats(store.actions))}",
         }

@@ -49,6 +49,17 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Demonstration:
+    """A recorded episode for an expert to replay: states float64 (L, state_dim), actions float64 (L, action_dim).
+
+    Of Push-T: states (agent x, y, block x, y, block angle), actions the absolute place that the agent is drawn to.
+    """
+
+    states: Array
+    actions: Array
+
+
+@dataclass(frozen=True)
 class Context:
     """What an agent has seen and done: the last few frames, one per action block, oldest first.
 

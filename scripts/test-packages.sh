@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# System packages that some tests use: a browser, for the report page. Installed where that is possible; elsewhere the
-# tests that need them are skipped, and say so.
+# System packages that some tests use: a browser, for the report page, and Mesa's OpenGL, for frames of MuJoCo worlds.
+# Installed where that is possible; elsewhere the tests that need them are skipped or fail, and say what is missing.
 set -u
-command -v chromium > /dev/null || command -v google-chrome > /dev/null && exit 0
+missing=()
+command -v chromium > /dev/null || command -v google-chrome > /dev/null || missing+=(chromium)
+ldconfig -p | grep -q 'libEGL\.so\.1' || missing+=(libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri)
+[ ${#missing[@]} = 0 ] && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null && exit 0
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null && exit 0
 fi
-echo "No browser here: the test that opens the report page is skipped. Install it with: apt-get install chromium"
+echo "Tests of the report page or of MuJoCo's worlds need system packages. Install them with: apt-get install ${missing[*]}"

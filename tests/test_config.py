@@ -37,8 +37,8 @@ def test_presets_fit_together(name: str):
     assert config.train.warmup_steps < config.train.steps
 
 
-def test_tworoom_is_the_papers_configuration():
-    config = preset("tworoom")
+def test_the_defaults_are_the_papers_configuration():
+    config = Config()
     encoder, predictor = config.model.encoder, config.model.predictor
     assert (encoder.image_size, encoder.patch_size, encoder.depth, encoder.heads, encoder.width) == (
         224,
@@ -108,7 +108,7 @@ def test_an_unknown_field_names_the_nearest(values: dict[str, Any], message: str
         (lambda: TrainConfig(schedule="cosin"), "train.schedule"),
         (lambda: TrainConfig(precision="fp8"), "train.precision"),
         (lambda: LoaderConfig(val_fraction=1.0), "loader.val_fraction"),
-        (lambda: LoaderConfig(cache="ram"), "loader.cache"),
+        (lambda: LoaderConfig(cache="tape"), "loader.cache"),
         (lambda: CollectConfig(workers=-1), "collect.workers"),
         (lambda: PlanConfig(elites=1), "plan.elites"),
         (lambda: PlanConfig(samples=10, elites=11), "plan.elites"),

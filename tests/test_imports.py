@@ -18,17 +18,18 @@ SERVICES = {"checkpoint", "progress"}
 MAY_IMPORT = {
     **{part: set() for part in VOCABULARY},
     "config": VOCABULARY,
+    "video": VOCABULARY,
     "progress": BASICS,
     "checkpoint": BASICS,
     "envs": VOCABULARY,
-    "data": BASICS,
+    "data": BASICS | {"video"},
     "data.collect": BASICS | {"envs"},
     "model": BASICS | {"checkpoint"},
     "plan": BASICS,
     "train": BASICS | SERVICES | {"model", "data"},
     "baselines": BASICS | SERVICES | {"model", "data", "train"},
-    "evaluate": BASICS | SERVICES | {"envs", "data", "model", "train", "plan", "baselines"},
-    "understand": BASICS | SERVICES | {"envs", "data", "model", "train", "plan", "baselines", "evaluate"},
+    "evaluate": BASICS | SERVICES | {"video", "envs", "data", "model", "train", "plan", "baselines"},
+    "understand": BASICS | SERVICES | {"video", "envs", "data", "model", "train", "plan", "baselines", "evaluate"},
 }
 # The package itself and the command line with its verbs may import everything; nothing above imports them.
 UNRESTRICTED = {"__init__", "__main__", "cli", "demo", "describe"}

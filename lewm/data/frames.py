@@ -6,7 +6,9 @@ the machine's memory. Only what fits in neither is read from disk at every use.
 
 from __future__ import annotations
 
+import math
 import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -19,21 +21,29 @@ from lewm.errors import DataError
 from lewm.types import Array
 
 BLOCK_FRAMES = 64  # that a thread decodes at a time: much work per task, little memory
-SHARES = {"auto": 0.5, "memory": 0.9}  # of the free memory: half, as the run needs room too, unless asked for by name
+SHARES = {
+    "auto": 0.5,
+    "memory": 0.9,
+    "ram": 0.9,
+}  # of the free memory: half, as the run needs room too, unless asked for by name
 
 
 class DiskFrames:
     """Frames read from the file whenever they are asked for. ``description`` says where they are, and why."""
 
-    def __init__(self, store: EpisodeStore, threads: int, why: str) -> None:
+    def __init__(self, store: EpisodeStore, threads: int, why: str, pinned: bool = False) -> None:
         self.description = f"frames read from disk by {threads} threads ({why})"
         self._store, self._threads, self._pool = store, threads, ThreadPoolExecutor(threads)
+        self._pinned, self._buffers = pinned, _Buffers()
 
     def gather(self, rows: Array) -> torch.Tensor:
-        """Frames of rows int (B, T), uint8 (B, T, R, R, 3), on the CPU."""
-        shares = np.array_split(rows.flatten(), self._threads)
-        frames = np.concatenate(list(self._pool.map(self._store.read_frames, shares)))
-        return torch.from_numpy(frames).unflatten(0, rows.shape)
+        """Frames of rows int (B, T), uint8 (B, T, R, R, 3), on the CPU; in pinned memory if so made."""
+        shape = (rows.size, self._store.resolution, self._store.resolution, 3)
+        # PyTorch keeps and reuses pinned memory by itself.
+        frames = torch.empty(shape, dtype=torch.uint8, pin_memory=True) if self._pinned else self._buffers.take(shape)
+        shares = (np.array_split(array, self._threads) for array in (rows.flatten(), frames.numpy()))
+        list(self._pool.map(self._store.read_frames, *shares))  # as a list: raises what a thread raised
+        return frames.unflatten(0, rows.shape)
 
 
 class MemoryFrames:
@@ -41,41 +51,67 @@ class MemoryFrames:
 
     def __init__(self, store: EpisodeStore, threads: int, device: torch.device, why: str) -> None:
         self.description = f"decoded frames in {device} memory ({why})"
+        self._store = store
         shape = (store.num_frames, store.resolution, store.resolution, 3)
         self._frames = torch.empty(shape, dtype=torch.uint8, device=device)
 
         def decode(start: int) -> None:
-            block = self._frames[start : start + BLOCK_FRAMES]
-            block.copy_(torch.from_numpy(store.read_frames(np.arange(start, start + len(block)))))
+            block, rows = self._frames[start : start + BLOCK_FRAMES], store.frame_rows[start : start + BLOCK_FRAMES]
+            if device.type == "cpu":
+                store.read_frames(rows, block.numpy())
+            else:
+                staged = torch.empty(block.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+                store.read_frames(rows, staged.numpy())
+                block.copy_(staged)
 
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(decode, range(0, store.num_frames, BLOCK_FRAMES)))  # as a list: raises what a thread raised
 
     def gather(self, rows: Array) -> torch.Tensor:
         """Frames of rows int (B, T), uint8 (B, T, R, R, 3), on the device."""
-        index = torch.from_numpy(rows).to(self._frames.device)
+        index = torch.from_numpy(self._store.frames_at(rows)).to(self._frames.device)
         return self._frames.index_select(0, index.flatten()).unflatten(0, rows.shape)
 
 
+class _Buffers:
+    """Memory for batches, used again once nobody holds the last one: fresh memory costs as much as decoding into it."""
+
+    def __init__(self) -> None:
+        self._free: list[Array] = []
+
+    def take(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """An uninitialised tensor, uint8."""
+        size = math.prod(shape)
+        buffer = self._free.pop() if self._free else np.empty(size, np.uint8)
+        if len(buffer) < size:
+            buffer = np.empty(size, np.uint8)
+        lent = buffer[:size]  # the tensor holds on to this very object: its end is the end of the loan
+        weakref.finalize(lent, self._free.append, buffer).atexit = False
+        return torch.from_numpy(lent).view(shape)
+
+
 FrameSource = DiskFrames | MemoryFrames
-Cache = Literal["auto", "memory", "disk"]  # auto: wherever half of what is free suffices; the others insist
+# auto: wherever half of what is free suffices; the others insist: on the device's or the machine's memory, on the
+# machine's, on the disk.
+Cache = Literal["auto", "memory", "ram", "disk"]
 
 
 def open_frames(
     store: EpisodeStore, cache: Cache = "auto", threads: int = 2, device: torch.device | str = "cpu"
 ) -> FrameSource:
     """The frames of a dataset, decoded on ``device`` or else in memory where they fit, otherwise on disk."""
+    pinned = torch.device(device).type == "cuda"
     if cache == "disk":
-        return DiskFrames(store, threads, "as asked for")
+        return DiskFrames(store, threads, "as asked for", pinned)
     needed = store.num_frames * store.resolution**2 * 3
-    for place in (torch.device(device), torch.device("cpu")):
+    for place in map(torch.device, ("cpu",) if cache == "ram" else (device, "cpu")):
         budget = int(_free_bytes(place) * SHARES[cache])
         sizes = f"{needed / 2**20:.1f} MiB, the budget is {budget / 2**20:.1f} MiB"
         if needed <= budget:
             return MemoryFrames(store, threads, place, sizes)
-    if cache == "memory":
+    if cache in ("memory", "ram"):
         raise DataError(f"{store.path} does not fit in memory: decoded it takes {sizes}. Use cache=disk, or less data.")
-    return DiskFrames(store, threads, f"decoded they would take {sizes}")
+    return DiskFrames(store, threads, f"decoded they would take {sizes}", pinned)
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -86,4 +122,5 @@ def _free_bytes(device: torch.device) -> int:
     if not meminfo.exists():  # not Linux: what is installed is the best that can be known
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of one training run, each of which asks
+    return int(fields["MemAvailable"].split()[0]) * 1024 // processes

@@ -3,15 +3,24 @@
 One dataset per column over the rows of all episodes, N rows and E episodes in all:
 
     pixels       uint8    (N, R, R, 3)       gzip, one chunk per frame
-    action       float32  (N, action_dim)    taken at this row's frame; NaN in the last row of each episode
+    action       float32  (N, action_dim)    taken at this row; NaN in the last row of each episode
     proprio      float32  (N, ...)           what the agent senses of itself
     state        float64  (N, state_dim)     the environment's full state: for evaluation, never for training
+    success      uint8    (N,)               whether this state counts as the goal of its episode; likewise
     episode_idx  int64    (N,)
     step_idx     int64    (N,)
     ep_len       int32    (E,)               rows of each episode
     ep_offset    int64    (E,)               its first row
 
-Files are written whole or not at all, and the same episodes give the same bytes.
+A file may have the frames of some rows only, F < N of them. It then says which:
+
+    pixels       uint8    (F, R, R, 3)
+    frame_row    int64    (F,)               the row of each frame, increasing
+
+and its attribute ``frame_stride`` is the number of rows between two frames of an episode.
+
+Files are written whole or not at all, and the same episodes give the same bytes (on the same kind of processor, to
+which the compressor adapts).
 """
 
 from __future__ import annotations
@@ -22,7 +31,6 @@ import importlib
 import os
 import shutil
 import threading
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,15 +38,17 @@ from typing import Any
 import h5py
 import numpy as np
 
+from lewm.data.chunks import ChunkError, FrameChunks, filters_of, write_frame, write_stored
 from lewm.errors import DataError
 from lewm.types import Array
 from lewm.version import __version__
 
 FORMAT = "lewm-episodes"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: every row has a frame, no column is called success
 
-# Measured on TwoRoom: a fifth smaller than level 1, and decodes as fast; from level 4 on, writing takes twice the time.
-GZIP_LEVEL = 3
+# Besides pixels: what the store itself writes. The rest is the collector's.
+NUMBERING = ("episode_idx", "step_idx", "frame_row", "ep_len", "ep_offset")
+NOT_PER_ROW = ("pixels", "frame_row", "ep_len", "ep_offset")
 
 Columns = Mapping[str, Array]
 Attributes = Mapping[str, str | int]
@@ -48,30 +58,33 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
     """A dataset file, open for reading and checked: what is wrong with it is said here, not mid-training.
 
     Files without our root attributes (the official datasets) are welcome; their ``environment`` is None.
-    ``attributes`` are the root's, ``columns`` the names of those with one entry per row, ``lengths`` and ``offsets``
-    int64 (E,) of the episodes, ``actions`` float32 (N, action_dim).
+    ``attributes`` are the root's, ``columns`` the names of those with one entry per row besides pixels, ``lengths``
+    and ``offsets`` int64 (E,) of the episodes, ``actions`` float32 (N, action_dim). There are ``num_rows`` (N) rows and
+    ``num_frames`` (F) frames; ``frame_rows`` int64 (F,) has the row of each frame, ``frame_stride`` the number of rows
+    between two of them.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        # HDF5 is not thread-safe: every access to the file goes through this lock.
+        # HDF5 is not thread-safe: every access through it needs this lock. Compressed frames are read past it.
         self._lock = threading.Lock()
         self._file = _open_for_reading(self.path)
         try:
             self.attributes = self._checked_attributes()
             self._pixels = self._checked_pixels()
             self.num_frames, self.resolution = self._pixels.shape[:2]
+            self.num_rows = len(self._column("action")) if "frame_row" in self._file else self.num_frames
+            self.frame_rows, self.frame_stride = self._checked_frame_rows()
             self.lengths, self.offsets = self._checked_episodes()
             self.actions = self._checked_actions()
             self.columns = self._checked_columns()
+            self._chunks = FrameChunks(self._pixels) if FrameChunks.fits(self._pixels) else None
         except BaseException:
             self._file.close()
             raise
         self.environment: str | None = self.attributes.get("environment")
         self.num_episodes = len(self.lengths)
         self.action_dim: int = self.actions.shape[1]
-        one_chunk_per_frame = self._pixels.chunks == (1, *self._pixels.shape[1:])
-        self._has_gzip_frames = one_chunk_per_frame and _filters(self._pixels) == [h5py.h5z.FILTER_DEFLATE]
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -85,24 +98,43 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         with self._lock:
             return np.asarray(self._column(name)[:])
 
-    def read_frames(self, rows: Array) -> Array:
-        """Frames of rows int (n,), uint8 (n, R, R, 3). Threads may share it: only fetching the bytes is serialised."""
-        frames = np.empty((len(rows), self.resolution, self.resolution, 3), np.uint8)
-        for frame, row in zip(frames, rows.tolist(), strict=True):
-            try:
-                frame[:] = self._read_frame(row)
-            except (OSError, RuntimeError, ValueError, zlib.error) as error:
-                problem = f"the frame at row {row} of {self.num_frames} cannot be read ({error})"
-                raise DataError(f"{self.path} is damaged: {problem}. Collect or download it again.") from error
+    def frames_at(self, rows: Array) -> Array:
+        """Which of the F frames are those of rows int (...): int64 (...); a row without one is an error."""
+        if self.num_frames == self.num_rows:
+            return rows
+        frames = np.searchsorted(self.frame_rows, rows)
+        missing = np.append(self.frame_rows, -1)[frames] != rows
+        if missing.any():
+            row = rows[missing][0]
+            raise DataError(f"{self.path} has no frame at row {row}: one row in {self.frame_stride} has one.")
         return frames
 
-    def _read_frame(self, row: int) -> Array:
-        with self._lock:
-            if not self._has_gzip_frames:
-                return np.asarray(self._pixels[row])
-            is_uncompressed, stored = self._pixels.id.read_direct_chunk((row, 0, 0, 0))
-        raw = stored if is_uncompressed else zlib.decompress(stored)
-        return np.frombuffer(raw, np.uint8).reshape(self._pixels.shape[1:])
+    def read_frames(self, rows: Array, out: Array | None = None) -> Array:
+        """Frames of rows int (n,), uint8 (n, R, R, 3); into ``out``, if given.
+
+        Threads may share it: compressed frames are fetched and inflated without a lock.
+        """
+        if out is None:
+            out = np.empty((len(rows), self.resolution, self.resolution, 3), np.uint8)
+        frames = self.frames_at(rows)
+        try:
+            if self._chunks:
+                self._chunks.read(frames, out)
+            else:
+                self._read_through_hdf5(frames, out)
+        except ChunkError as error:
+            row = self.frame_rows[error.frame]
+            problem = f"the frame at row {row} of {self.num_rows} cannot be read ({error})"
+            raise DataError(f"{self.path} is damaged: {problem}. Collect or download it again.") from error
+        return out
+
+    def _read_through_hdf5(self, frames: Array, out: Array) -> None:
+        for place, frame in zip(out, frames.tolist(), strict=True):
+            try:
+                with self._lock:
+                    place[:] = self._pixels[frame]
+            except (OSError, RuntimeError, ValueError) as error:
+                raise ChunkError(frame, str(error)) from error
 
     def check_environment(self, gym_id: str, action_dim: int) -> None:
         """Refuse data of another environment, or whose actions have another size."""
@@ -121,7 +153,7 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         column = self._file.get(name)
         has_it = isinstance(column, h5py.Dataset)
         self._require(has_it, f"has no column {name!r}, only {', '.join(self._file) or 'nothing'}. Add it first.")
-        missing = [code for code in _filters(column) if not h5py.h5z.filter_avail(code)]
+        missing = [code for code in filters_of(column) if not h5py.h5z.filter_avail(code)]
         self._require(not missing, f"has {name} compressed by HDF5 filter {missing}: run `pip install hdf5plugin`.")
         return column
 
@@ -137,6 +169,19 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         self._require_form(pixels, fits, "uint8 of shape (rows, R, R, 3)")
         return pixels
 
+    def _checked_frame_rows(self) -> tuple[Array, int]:
+        """The row of each frame, int64 (F,), and the number of rows between two of them."""
+        if "frame_row" not in self._file:
+            return np.arange(self.num_rows), 1
+        column, stride = self._column("frame_row"), self.attributes.get("frame_stride", 0)
+        fits = column.shape == (self.num_frames,) and column.dtype.kind in "iu"
+        self._require_form(column, fits, f"one integer for each of the {self.num_frames} frames")
+        rows = column[:].astype(np.int64)
+        ordered = (np.diff(rows, prepend=-1, append=self.num_rows) > 0).all()
+        self._require(ordered, f"is damaged: frame_row must increase within the {self.num_rows} rows. Make it again.")
+        self._require(isinstance(stride, int) and stride > 0, f"has frame_stride {stride!r}, not a positive number.")
+        return rows, stride
+
     def _checked_episodes(self) -> tuple[Array, Array]:
         """Lengths and offsets, int64 (E,) each: episodes must tile the rows without gap or overlap."""
         columns = [self._column(name) for name in ("ep_len", "ep_offset")]
@@ -144,15 +189,15 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
             self._require_form(column, column.ndim == 1 and column.dtype.kind in "iu", "one integer per episode")
         lengths, offsets = (column[:].astype(np.int64) for column in columns)
         self._require(len(lengths), "has no episodes. Collect some with `lewm collect`.")
-        tiled = (lengths > 0).all() and np.array_equal([*offsets, self.num_frames], np.cumsum([0, *lengths]))
-        self._require(tiled, f"is damaged: ep_len and ep_offset must tile the {self.num_frames} rows. Make it again.")
+        tiled = (lengths > 0).all() and np.array_equal([*offsets, self.num_rows], np.cumsum([0, *lengths]))
+        self._require(tiled, f"is damaged: ep_len and ep_offset must tile the {self.num_rows} rows. Make it again.")
         return lengths, offsets
 
     def _checked_actions(self) -> Array:
         """All actions, float32 (N, action_dim); only the last row of an episode may be without one."""
         column = self._column("action")
-        fits = column.dtype.kind == "f" and column.ndim == 2 and len(column) == self.num_frames and column.shape[1] > 0
-        self._require_form(column, fits, f"floating point of shape ({self.num_frames}, action size)")
+        fits = column.dtype.kind == "f" and column.ndim == 2 and len(column) == self.num_rows and column.shape[1] > 0
+        self._require_form(column, fits, f"floating point of shape ({self.num_rows}, action size)")
         actions = column[:].astype(np.float32)
         missing = ~np.isfinite(actions).all(axis=1)
         missing[self.offsets + self.lengths - 1] = False
@@ -163,10 +208,10 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         return actions
 
     def _checked_columns(self) -> tuple[str, ...]:
-        names = tuple(sorted(set(self._file) - {"ep_len", "ep_offset"}))
+        names = tuple(sorted(set(self._file) - set(NOT_PER_ROW)))
         for column in map(self._column, names):
-            has_all_rows = column.shape[:1] == (self.num_frames,)
-            self._require_form(column, has_all_rows, f"one entry for each of the {self.num_frames} rows of pixels")
+            has_all_rows = column.shape[:1] == (self.num_rows,)
+            self._require_form(column, has_all_rows, f"one entry for each of the {self.num_rows} rows")
         return names
 
 
@@ -174,36 +219,72 @@ def write_episodes(path: str | Path, episodes: Iterable[Columns], attributes: At
     """Write a complete file, atomically; ``episodes`` is consumed one at a time.
 
     An episode is columns (L, ...): ``pixels``, ``action`` and any others, the same in all of them. Numbering is added
-    here. ``attributes`` are the root's, besides format and version.
+    here. One that has the frames of some steps only says which: ``frame_step`` int (F,), increasing, for pixels
+    (F, R, R, 3); ``attributes`` then name the ``frame_stride``. They are the root's, besides format and version.
     """
     with _atomic_file(Path(path)) as file:
-        small: list[Columns] = []
+        small, lengths, frame_rows, rows = list[Columns](), list[int](), list[Array](), 0
         for episode in episodes:
-            if len({len(column) for column in episode.values()}) != 1:
+            columns = {name: column for name, column in episode.items() if name not in ("pixels", "frame_step")}
+            steps = episode.get("frame_step", np.arange(len(episode["action"])))
+            if len({len(column) for column in columns.values()}) != 1 or len(steps) != len(episode["pixels"]):
                 raise DataError(f"The columns of episode {len(small)} must be equally long; nothing was written.")
             pixels, start = _grow_pixels(file, *episode["pixels"].shape[:2])
-            pixels[start:] = episode["pixels"]
-            small.append({name: column for name, column in episode.items() if name != "pixels"})
-        _write_the_rest(file, small, [len(episode["action"]) for episode in small], attributes)
+            for index, frame in enumerate(episode["pixels"], start):
+                write_frame(pixels, index, frame)
+            frame_rows.append(steps + rows)
+            small.append(columns)
+            lengths.append(len(columns["action"]))
+            rows += lengths[-1]
+        _write_numbering(file, lengths, np.concatenate([*frame_rows, np.zeros(0, np.int64)]), attributes)
+        for name in small[0]:
+            file.create_dataset(name, data=np.concatenate([columns[name] for columns in small]), track_times=False)
 
 
 def merge_files(parts: Sequence[str | Path], path: str | Path, attributes: Attributes) -> None:
-    """Concatenate files that were made here into one, atomically; ``path`` may be among ``parts``."""
+    """Concatenate files that were made here into one, atomically; ``path`` may be among ``parts``.
+
+    One part is looked at at a time, so neither their number nor their size is limited by memory or open files.
+    """
     with _atomic_file(Path(path)) as file:
-        small, lengths = list[Columns](), list[int]()
+        lengths, frame_rows, columns = list[int](), list[Array](), dict[str, h5py.Dataset]()
+        for part in parts:  # first all numbering, so that every column can be made in its final size
+            with EpisodeStore(part) as store:
+                store._require(store._chunks, "stores its frames in another way. Collect it again.")
+                frame_rows.append(store.frame_rows + sum(lengths))
+                lengths += store.lengths.tolist()
+        _write_numbering(file, lengths, np.concatenate([*frame_rows, np.zeros(0, np.int64)]), attributes)
+        row = 0
         for part in parts:
             with EpisodeStore(part) as store:
-                store._require(store._has_gzip_frames, "stores its frames in another way. Collect it again.")
-                names = [name for name in store.columns if name not in ("pixels", "episode_idx", "step_idx")]
-                small.append({name: store.read_column(name) for name in names})
-                lengths += store.lengths.tolist()
-                pixels, start = _grow_pixels(file, store.num_frames, store.resolution)
-                alike = pixels.shape[1] == store.resolution and list(small[0]) == names
+                names = [name for name in store.columns if name not in NUMBERING]
+                columns = columns or {name: _like(file, store._column(name), sum(lengths)) for name in names}
+                alike = list(columns) == names and (row == 0 or file["pixels"].shape[1] == store.resolution)
                 store._require(alike, "differs from the files before it in columns or resolution. Collect it again.")
-                for row in range(store.num_frames):  # copied as they are, without inflating them
-                    is_uncompressed, stored = store._pixels.id.read_direct_chunk((row, 0, 0, 0))
-                    pixels.id.write_direct_chunk((start + row, 0, 0, 0), stored, filter_mask=is_uncompressed)
-        _write_the_rest(file, small, lengths, attributes)
+                for name in names:
+                    columns[name][row : row + store.num_rows] = store.read_column(name)
+                _append_stored_frames(file, store)
+                row += store.num_rows
+
+
+def _like(file: h5py.File, column: h5py.Dataset, rows: int) -> h5py.Dataset:
+    """A new column of the same kind with so many rows."""
+    # Given its place at once, not with the first part: the same content is the same file, however it was parted.
+    early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    shape, name = (rows, *column.shape[1:]), column.name[1:]
+    return file.create_dataset(name, shape, column.dtype, dcpl=early, track_times=False)
+
+
+def _append_stored_frames(file: h5py.File, store: EpisodeStore) -> None:
+    """Copy a store's frames as they are, without inflating them."""
+    assert store._chunks
+    pixels, start = _grow_pixels(file, store.num_frames, store.resolution)
+    for frame in range(store.num_frames):
+        try:
+            write_stored(pixels, start + frame, *store._chunks.stored(frame))
+        except ChunkError as error:
+            raise DataError(f"{store.path} is damaged: frame {frame} {error}. Remove it and collect again.") from error
 
 
 @contextlib.contextmanager
@@ -245,22 +326,23 @@ def _grow_pixels(file: h5py.File, count: int, resolution: int) -> tuple[h5py.Dat
     if "pixels" not in file:
         frame = (resolution, resolution, 3)
         layout = {"shape": (0, *frame), "maxshape": (None, *frame), "chunks": (1, *frame), "dtype": np.uint8}
-        file.create_dataset("pixels", **layout, compression="gzip", compression_opts=GZIP_LEVEL, track_times=False)
+        file.create_dataset("pixels", **layout, compression="gzip", track_times=False)
     start = len(file["pixels"])
     file["pixels"].resize(start + count, axis=0)
     return file["pixels"], start
 
 
-def _write_the_rest(file: h5py.File, pieces: Sequence[Columns], lengths: Sequence[int], attributes: Attributes) -> None:
-    """Everything but pixels: the other columns, the numbering that follows from the lengths, the attributes."""
+def _write_numbering(file: h5py.File, lengths: Sequence[int], frame_rows: Array, attributes: Attributes) -> None:
+    """What follows from the episodes' lengths and the frames' rows int (F,); and the attributes."""
     if not lengths:
         raise DataError("There is no episode to write; give at least one.")
     ep_len = np.asarray(lengths, np.int64)
-    ep_offset = np.cumsum(ep_len) - ep_len
-    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    columns["episode_idx"] = np.repeat(np.arange(len(ep_len), dtype=np.int64), ep_len)
-    columns["step_idx"] = np.arange(ep_len.sum(), dtype=np.int64) - np.repeat(ep_offset, ep_len)
-    columns |= {"ep_len": ep_len.astype(np.int32), "ep_offset": ep_offset}
+    ep_offset, rows = np.cumsum(ep_len) - ep_len, np.arange(ep_len.sum())
+    columns = {"ep_len": ep_len.astype(np.int32), "ep_offset": ep_offset}
+    columns["episode_idx"] = np.repeat(np.arange(len(ep_len)), ep_len)
+    columns["step_idx"] = rows - np.repeat(ep_offset, ep_len)
+    if not np.array_equal(frame_rows, rows):
+        columns["frame_row"] = frame_rows.astype(np.int64)
     for name, column in columns.items():
         file.create_dataset(name, data=column, track_times=False)  # times would make equal content unequal
     file.attrs.update({**attributes, "format": FORMAT, "format_version": FORMAT_VERSION, "lewm_version": __version__})
@@ -275,9 +357,3 @@ def _open_for_reading(path: Path) -> h5py.File:
         return h5py.File(path, "r")
     except OSError as error:
         raise DataError(f"{path} is not a whole HDF5 file ({error}). Collect or download it again.") from error
-
-
-def _filters(dataset: h5py.Dataset) -> list[int]:
-    """HDF5's codes of the compression that a dataset is stored with."""
-    properties = dataset.id.get_create_plist()
-    return [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]

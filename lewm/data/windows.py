@@ -34,16 +34,20 @@ class Windows:
     """Every window of the episodes ``ids``, int (E,), in the order of their rows; ``skipped`` are too short for one."""
 
     def __init__(self, store: EpisodeStore, frames: FrameSource, ids: Array, history: int, frame_skip: int) -> None:
+        if frame_skip % store.frame_stride:
+            wanted = f"has one frame in {store.frame_stride} rows, so frame_skip must be a multiple of that"
+            raise DataError(
+                f"{store.path} {wanted}, got {frame_skip}. Change it, or collect with another frame stride."
+            )
         self._frames = frames
         self._steps = np.arange((history + 1) * frame_skip).reshape(history + 1, frame_skip)
-        counts = np.maximum(store.lengths[ids] - self._steps.size + 1, 0)
-        if not counts.any():
+        starts = [_window_starts(store, episode, self._steps) for episode in ids.tolist()]
+        self._starts = np.concatenate([*starts, np.zeros(0, np.int64)])
+        if not len(self._starts):
             problem = f"a window needs {self._steps.size} rows, but the longest of {len(ids)} episodes has"
             longest = store.lengths[ids].max(initial=0)
             raise DataError(f"{store.path}: {problem} {longest}. Use a smaller history or frame_skip.")
-        self.skipped = int((counts == 0).sum())
-        episodes = zip(store.offsets[ids], counts, strict=True)
-        self._starts = np.concatenate([offset + np.arange(count) for offset, count in episodes])
+        self.skipped = sum(len(episode) == 0 for episode in starts)
         self._actions = np.where(np.isfinite(store.actions), store.actions, np.float32(0))
 
     def __len__(self) -> int:
@@ -58,6 +62,17 @@ class Windows:
         rows = self.rows(indices)
         pixels = self._frames.gather(rows[:, :, 0])
         return Batch(pixels=pixels, actions=torch.from_numpy(self._actions[rows]).to(pixels.device))
+
+
+def _window_starts(store: EpisodeStore, episode: int, steps: Array) -> Array:
+    """First rows of an episode's windows of ``steps`` (T, K), int64: those that have all frames that they need."""
+    first = store.offsets[episode]
+    starts = np.arange(first, first + max(store.lengths[episode] - steps.size + 1, 0))
+    if store.frame_stride == 1:
+        return starts
+    begin, end = np.searchsorted(store.frame_rows, (first, first + store.lengths[episode]))
+    has_frames = np.isin(starts[:, None] + steps[:, 0], store.frame_rows[begin:end])
+    return starts[has_frames.all(axis=1)]
 
 
 def split_episodes(num_episodes: int, val_fraction: float, seed: int) -> tuple[Array, Array]:

@@ -1,6 +1,17 @@
 """Gymnasium environments with a state that can be set and drawn, and the experts that collect their data."""
 
 from lewm.envs.base import Intervention, WorldEnv
+from lewm.envs.experts import Expert
 from lewm.envs.registry import EnvEntry, env_entry, env_names, make_env, make_expert, register_env
 
-__all__ = ["EnvEntry", "Intervention", "WorldEnv", "env_entry", "env_names", "make_env", "make_expert", "register_env"]
+__all__ = [
+    "EnvEntry",
+    "Expert",
+    "Intervention",
+    "WorldEnv",
+    "env_entry",
+    "env_names",
+    "make_env",
+    "make_expert",
+    "register_env",
+]

@@ -1,12 +1,18 @@
 """Every environment by name: what lewm has to know about it before its simulator is imported.
 
 Importing it registers them with Gymnasium too. Entry points are strings, so that this needs none of their packages.
+
+Modules named in the environment variable ``LEWM_ENVS``, separated by commas, are imported when a name is looked up:
+what they register is known to every command and its processes.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -14,6 +20,7 @@ import numpy as np
 
 from lewm.envs.base import ObsType, WorldEnv
 from lewm.errors import EnvError, unknown_name
+from lewm.types import Demonstration
 
 if TYPE_CHECKING:
     from lewm.envs.experts import Expert
@@ -27,6 +34,7 @@ class EnvEntry:
     episode_steps: a collected episode ends at the goal or after this many actions.
     extra: the pip extra that installs its simulator, None if lewm alone suffices.
     slow: stepping and drawing it takes so long that evaluation should spread it over processes.
+    replay: "module:attribute" of an expert that is called with a generator and a demonstration; None: there is none.
     """
 
     name: str
@@ -38,13 +46,17 @@ class EnvEntry:
     description: str
     extra: str | None = None
     slow: bool = False
+    replay: str | None = None
 
 
 _ENTRIES: dict[str, EnvEntry] = {}
+USER_MODULES = "LEWM_ENVS"  # the environment variable
 
 
 def register_env(entry: EnvEntry) -> None:
-    """Make an environment known to lewm by its name and to Gymnasium by its id."""
+    """Make an environment known to lewm by its name and to Gymnasium by its id. Doing it again changes nothing."""
+    if _ENTRIES.get(entry.name) == entry:  # a worker knows it already when it imports the module that registers it
+        return
     if entry.name in _ENTRIES or entry.gym_id in gymnasium.registry:
         raise EnvError(f"{entry.name!r} or {entry.gym_id!r} is registered already; choose another name.")
     gymnasium.register(entry.gym_id, entry_point=entry.entry_point, max_episode_steps=entry.episode_steps)
@@ -53,15 +65,34 @@ def register_env(entry: EnvEntry) -> None:
 
 def env_names() -> tuple[str, ...]:
     """The names of all environments, in alphabetical order."""
+    _import_user_modules()
     return tuple(sorted(_ENTRIES))
 
 
 def env_entry(name: str) -> EnvEntry:
     """The entry of an environment, by its name ("tworoom") or Gymnasium id ("lewm/TwoRoom-v0")."""
+    _import_user_modules()
     for entry in _ENTRIES.values():
         if name in (entry.name, entry.gym_id):
             return entry
-    raise EnvError(unknown_name("environment", name, _ENTRIES))
+    own = f"One of your own has to be registered by a module that {USER_MODULES} names."
+    raise EnvError(f"{unknown_name('environment', name, _ENTRIES)} {own}")
+
+
+def _import_user_modules() -> None:
+    """Import the modules of ``LEWM_ENVS`` that are not imported yet, from wherever Python or the user is."""
+    for module in filter(None, map(str.strip, os.environ.get(USER_MODULES, "").split(","))):
+        if module in sys.modules:
+            continue
+        if str(Path.cwd()) not in sys.path:
+            sys.path.append(str(Path.cwd()))  # as `python -m` has it; last, so that it hides nothing
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):  # it is there, and lacks something else
+                raise
+            problem = f"{USER_MODULES} names the module {module!r}, which Python cannot find"
+            raise EnvError(f"{problem}. Run from its folder, or add that to PYTHONPATH.") from error
 
 
 def make_env(name: str, resolution: int = 224, obs_type: ObsType = "state") -> WorldEnv:
@@ -70,10 +101,14 @@ def make_env(name: str, resolution: int = 224, obs_type: ObsType = "state") -> W
     return _load(entry, entry.entry_point)(resolution=resolution, obs_type=obs_type)
 
 
-def make_expert(name: str, rng: np.random.Generator) -> Expert:
-    """A new expert for one episode of an environment; its noise comes from ``rng``."""
+def make_expert(name: str, rng: np.random.Generator, demonstration: Demonstration | None = None) -> Expert:
+    """A new expert for one episode of an environment, or one that replays a demonstration; its noise is ``rng``'s."""
     entry = env_entry(name)
-    return _load(entry, entry.expert)(rng)
+    if demonstration is None:
+        return _load(entry, entry.expert)(rng)
+    if entry.replay is None:
+        raise EnvError(f"{entry.name} has no expert that replays demonstrations. Ask for one without.")
+    return _load(entry, entry.replay)(rng, demonstration)
 
 
 def _load(entry: EnvEntry, path: str) -> Any:
@@ -98,5 +133,47 @@ register_env(
         episode_steps=113,
         action_dim=2,
         description="A dot in one of two rooms has to reach a place in the other, through the only door.",
+    )
+)
+
+register_env(
+    EnvEntry(
+        name="pusht",
+        gym_id="lewm/PushT-v0",
+        entry_point="lewm.envs.pusht:PushT",
+        expert="lewm.envs.pusht_experts:PushTExpert",
+        replay="lewm.envs.pusht_experts:PushTReplay",
+        # Enough for the expert to reach five goals in six, for all its noise, after 122 steps on average.
+        episode_steps=200,
+        action_dim=2,
+        description="A disc has to push a T-shaped block to a given pose.",
+    )
+)
+
+register_env(
+    EnvEntry(
+        name="reacher",
+        gym_id="lewm/Reacher-v0",
+        entry_point="lewm.envs.reacher:Reacher",
+        expert="lewm.envs.reacher_expert:ReacherExpert",
+        episode_steps=200,
+        action_dim=2,
+        description="An arm with two joints has to take a given configuration, by torques on both.",
+        extra="mujoco",
+        slow=True,
+    )
+)
+
+register_env(
+    EnvEntry(
+        name="cube",
+        gym_id="lewm/Cube-v0",
+        entry_point="lewm.envs.cube:Cube",
+        expert="lewm.envs.cube_expert:CubeExpert",
+        episode_steps=200,
+        action_dim=5,
+        description="A robot arm with a gripper has to bring a cube to a given place.",
+        extra="mujoco",
+        slow=True,
     )
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from lewm.checkpoint import disk_errors, replacing
 from lewm.envs.registry import make_env
 from lewm.types import Array, EpisodeResult
+from lewm.video import encode_gif
 
 FRAME_MS, HOLD_MS = 80, 2400  # GIF counts time in hundredths of a second
 RESOLUTION, COLUMNS = 112, 2
@@ -27,7 +27,10 @@ def episodes_gif(env_name: str, results: Sequence[EpisodeResult]) -> bytes:
     with make_env(env_name, RESOLUTION) as env:
         goals = env.render_states(np.stack([result.goal for result in results]))
         films = [env.render_states(result.states) for result in results]
-    return _encode([_picture(results, goals, films, step) for step in range(max(map(len, films)))])
+    pictures = [_picture(results, goals, films, step) for step in range(max(map(len, films)))]
+    durations = [FRAME_MS] * (len(pictures) - 1) + [HOLD_MS]
+    # The first and the last picture hold every colour that occurs: moving, solved and failed.
+    return encode_gif(pictures, durations, colours_of=(pictures[0], pictures[-1]))
 
 
 def write_videos(folder: Path, env_name: str, results: Sequence[EpisodeResult]) -> None:
@@ -66,14 +69,3 @@ def _status(result: EpisodeResult, step: int) -> tuple[str, tuple[int, int, int]
     if step < steps:
         return f"step {step}", NEUTRAL
     return f"not reached ({steps})", FAILED
-
-
-def _encode(pictures: Sequence[Image.Image]) -> bytes:
-    """Encode pictures as a GIF. One palette for all of them: nothing flickers, and only what moved is stored."""
-    # The first and the last picture hold every colour that occurs: moving, solved and failed.
-    sample = Image.fromarray(np.concatenate([np.asarray(pictures[0]), np.asarray(pictures[-1])]))
-    palette = sample.quantize(256, dither=Image.Dither.NONE)
-    first, *rest = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
-    buffer = io.BytesIO()
-    first.save(buffer, "GIF", save_all=True, append_images=rest, duration=[FRAME_MS] * len(rest) + [HOLD_MS], loop=0)
-    return buffer.getvalue()

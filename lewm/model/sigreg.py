@@ -14,9 +14,14 @@ The integrand is even in t, so the integral runs over [t_min, t_max] by the trap
 
 Shapes: N time steps, B batch, D embedding, M directions, Q knots. The statistic is taken over the batch, for
 each time step and direction on its own, and averaged.
+
+The statistic squares a mean over the batch, so the mean of several processes' statistics is not the statistic of their
+batches together. Processes that share a batch average phi_N itself, differentiably, and then go on alike: ``average``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -33,13 +38,23 @@ def sigreg(
     Computed in float32 whatever the input: the characteristic function's error is a difference of numbers
     close to one another.
     """
+    t_Q, weight_Q = _quadrature(knots, t_min, t_max, z_NBD.device)
+    return _statistic(characteristic_function(z_NBD, directions_DM, t_Q), t_Q, weight_Q, z_NBD.shape[1])
+
+
+def characteristic_function(z_NBD: torch.Tensor, directions_DM: torch.Tensor, t_Q: torch.Tensor) -> torch.Tensor:
+    """phi_N of the batch's projections, real and imaginary part: float32 (2, N, M, Q)."""
     with torch.autocast(z_NBD.device.type, enabled=False):
-        t_Q, weight_Q = _quadrature(knots, t_min, t_max, z_NBD.device)
         h_NBM = z_NBD.float() @ directions_DM.float()
         angle_NBMQ = h_NBM.unsqueeze(-1) * t_Q
-        real_NMQ, imag_NMQ = angle_NBMQ.cos().mean(1), angle_NBMQ.sin().mean(1)
+        return torch.stack([angle_NBMQ.cos().mean(1), angle_NBMQ.sin().mean(1)])
+
+
+def _statistic(phi_2NMQ: torch.Tensor, t_Q: torch.Tensor, weight_Q: torch.Tensor, batch: int) -> torch.Tensor:
+    """Epps-Pulley from the characteristic function of ``batch`` projections, averaged over N and M."""
+    with torch.autocast(phi_2NMQ.device.type, enabled=False):
+        real_NMQ, imag_NMQ = phi_2NMQ
         error_NMQ = (real_NMQ - (-0.5 * t_Q**2).exp()).square() + imag_NMQ.square()
-        batch = z_NBD.shape[1]
         return batch * (error_NMQ @ weight_Q).mean()
 
 
@@ -53,16 +68,30 @@ def _quadrature(knots: int, t_min: float, t_max: float, device: torch.device) ->
 
 
 class SIGReg(nn.Module):
-    """``sigreg`` with fresh directions at each call, drawn from a generator of its own.
+    """``sigreg`` of a batch that one or several processes hold, with fresh directions at each step.
 
     The draw for step s is a pure function of (seed, s): nothing else that consumes random numbers can change
     it, an interrupted run continues with the directions it would have had, and several processes agree.
+
+    Args:
+        config: its settings.
+        seed: of the directions.
+        average: the mean of a tensor over all processes, differentiable; None: there is one process.
+        processes: how many share a batch, in equal parts.
     """
 
-    def __init__(self, config: SigregConfig, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: SigregConfig,
+        seed: int = 0,
+        average: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        processes: int = 1,
+    ) -> None:
         super().__init__()
-        self.config = config
-        self.seed = seed
+        self.config, self.seed = config, seed
+        self._average, self._processes = average, processes
+        # A plain attribute, so that a compiled version can take its place.
+        self.characteristic_function = characteristic_function
 
     def directions(self, dim: int, step: int, device: torch.device) -> torch.Tensor:
         """Unit directions for one step, (D, M)."""
@@ -70,7 +99,11 @@ class SIGReg(nn.Module):
         directions_DM = torch.randn(dim, self.config.directions, generator=generator, device=device)
         return directions_DM / directions_DM.norm(dim=0)
 
-    def forward(self, z_NBD: torch.Tensor, step: int) -> torch.Tensor:
+    def forward(self, z_NBD: torch.Tensor, directions_DM: torch.Tensor) -> torch.Tensor:
+        """The statistic of this process's embeddings (N, B, D) together with all others': a scalar."""
         c = self.config
-        directions_DM = self.directions(z_NBD.shape[-1], step, z_NBD.device)
-        return sigreg(z_NBD, directions_DM, c.knots, c.t_min, c.t_max)
+        t_Q, weight_Q = _quadrature(c.knots, c.t_min, c.t_max, z_NBD.device)
+        phi_2NMQ = self.characteristic_function(z_NBD, directions_DM, t_Q)
+        if self._average is not None:
+            phi_2NMQ = self._average(phi_2NMQ)
+        return _statistic(phi_2NMQ, t_Q, weight_Q, z_NBD.shape[1] * self._processes)

@@ -8,6 +8,8 @@ Shapes: N images, P tokens ([CLS] and the patches), W width; frames are (N, R, R
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,7 +23,7 @@ INIT_STD = 0.02
 
 
 class PatchEmbedding(nn.Module):
-    """uint8 frames to patch tokens, with the ImageNet normalisation inside."""
+    """uint8 frames to patch tokens, with the ImageNet normalisation folded into the projection."""
 
     scale: torch.Tensor
     shift: torch.Tensor
@@ -30,18 +32,20 @@ class PatchEmbedding(nn.Module):
         super().__init__()
         self.patch_size = config.patch_size
         self.project = nn.Linear(config.patch_size**2 * 3, config.width)
-        # x/255 -> (x - mean)/std, written as one multiply and one add.
+        # (x/255 - mean)/std = (x - 128) * scale + shift. Integers from -128 to 127 are exact even in bfloat16, so
+        # pixels are never rounded; and they are centred, so that rounded weights cost no more than they would have.
         mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
         self.register_buffer("scale", 1 / (255 * std), persistent=False)
-        self.register_buffer("shift", -mean / std, persistent=False)
+        self.register_buffer("shift", (128 / 255 - mean) / std, persistent=False)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """(N, R, R, 3) uint8 -> (N, patches, W)."""
         n, size = pixels.shape[0], self.patch_size
         side = pixels.shape[1] // size
-        x = pixels.to(self.scale.dtype).mul_(self.scale).add_(self.shift)
-        x = x.view(n, side, size, side, size, 3).transpose(2, 3).reshape(n, side * side, size * size * 3)
-        return self.project(x)
+        patches = pixels.view(n, side, size, side, size, 3).transpose(2, 3).reshape(n, side * side, size * size * 3)
+        weight = self.project.weight.unflatten(1, (size * size, 3))
+        bias = self.project.bias + (weight * self.shift).sum((1, 2))
+        return F.linear(patches.to(self.scale.dtype) - 128, (weight * self.scale).flatten(1), bias)
 
 
 class SelfAttention(nn.Module):
@@ -58,6 +62,16 @@ class SelfAttention(nn.Module):
         q, k, v = self.qkv(x_NPW).view(n, p, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
         x = F.scaled_dot_product_attention(q, k, v)
         return self.out(x.transpose(1, 2).reshape(n, p, w))
+
+    def first_token(self, x_NPW: torch.Tensor) -> torch.Tensor:
+        """What ``forward`` gives for the first token, (N, W): one query, but every key and value."""
+        n, p, w = x_NPW.shape
+        weight, bias, head = self.qkv.weight, self.qkv.bias, w // self.heads
+        q = F.linear(x_NPW[:, 0], weight[:w], bias[:w]).view(n, self.heads, 1, head)
+        k, v = F.linear(x_NPW, weight[w:], bias[w:]).view(n, p, 2, self.heads, head).permute(2, 0, 3, 1, 4)
+        # Written out: fused kernels are made for many queries.
+        weights = ((q * head**-0.5) @ k.transpose(-1, -2)).softmax(dim=-1)
+        return self.out((weights.to(v.dtype) @ v).view(n, w))
 
 
 class Block(nn.Module):
@@ -76,6 +90,11 @@ class Block(nn.Module):
         x_NPW = x_NPW + self.attention(self.attention_norm(x_NPW))
         return x_NPW + self.mlp(self.mlp_norm(x_NPW))
 
+    def first_token(self, x_NPW: torch.Tensor) -> torch.Tensor:
+        """What ``forward`` gives for the first token, (N, W), for a fraction of the work."""
+        x_NW = x_NPW[:, 0] + self.attention.first_token(self.attention_norm(x_NPW))
+        return x_NW + self.mlp(self.mlp_norm(x_NW))
+
 
 class ViT(nn.Module):
     """Frames to [CLS] embeddings."""
@@ -83,6 +102,8 @@ class ViT(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.image_size = config.image_size
+        # Under autocast tokens are bfloat16 between layers, which halves the traffic, unless this is set.
+        self.float32_tokens = False
         patches = (config.image_size // config.patch_size) ** 2
         self.patches = PatchEmbedding(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
@@ -99,11 +120,19 @@ class ViT(nn.Module):
                 nn.init.trunc_normal_(module.weight, std=INIT_STD)
                 nn.init.zeros_(module.bias)
 
+    @property
+    def _last_block(self) -> Block:
+        return cast(Block, self.blocks[-1])
+
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """(N, R, R, 3) uint8 -> (N, W)."""
         x = self.patches(pixels)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.positions
-        for block in self.blocks:
+        if self.float32_tokens:
+            x = x.float()
+        # In the precision of the patches: under autocast the sum would be float32, and every layer would carry it on.
+        cls, positions = self.cls_token.to(x.dtype), self.positions.to(x.dtype)
+        x = torch.cat([cls.expand(len(x), -1, -1), x], dim=1) + positions
+        for block in self.blocks[:-1]:
             x = block(x)
-        # The norm acts on each token alone and only the first one is read.
-        return self.norm(x[:, 0])
+        # Only the [CLS] token is read, so the last layer computes no other, and the norm sees no other.
+        return self.norm(self._last_block.first_token(x))

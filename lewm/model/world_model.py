@@ -47,6 +47,7 @@ class LeWM(nn.Module):
         super().__init__()
         self.config = config
         self.action_stats = action_stats
+        self._stats_of_kind: dict[tuple[torch.device, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
         self.encoder = ViT(config.encoder)
         self.projector = Projector(config.encoder.width, config.projector_width, config.embed_dim)
         self.action_embedder = ActionEmbedder(config.block_dim, config.action_bottleneck, config.embed_dim)
@@ -136,8 +137,13 @@ class LeWM(nn.Module):
                 "This model has no action statistics, so raw actions cannot be converted. Imported weights get "
                 "them with `lewm import-official ... --dataset FILE`."
             )
-        mean, std = self.action_stats.mean, self.action_stats.std
-        return like.new_tensor(mean), like.new_tensor(std)
+        kind = (like.device, like.dtype)
+        if kind not in self._stats_of_kind:
+            # Kept: to copy them to a GPU each time would make the host wait, and could not be recorded in a CUDA graph.
+            with torch.inference_mode(False):
+                stats = self.action_stats
+                self._stats_of_kind[kind] = (like.new_tensor(stats.mean), like.new_tensor(stats.std))
+        return self._stats_of_kind[kind]
 
     # -- files -----------------------------------------------------------------------------------------------
 

@@ -21,9 +21,13 @@ class Losses:
     sigreg: torch.Tensor
     z_BTD: torch.Tensor
 
+    def detach(self) -> Losses:
+        """The same numbers without the graph that computed them."""
+        return Losses(self.total.detach(), self.prediction.detach(), self.sigreg.detach(), self.z_BTD.detach())
 
-def lewm_loss(model: LeWM, sigreg: SIGReg, batch: Batch, step: int) -> Losses:
-    """L = L_pred + lambda * SIGReg(Z) for windows of history + 1 frames.
+
+def lewm_loss(model: LeWM, sigreg: SIGReg, batch: Batch, directions_DM: torch.Tensor) -> Losses:
+    """L = L_pred + lambda * SIGReg(Z) for windows of history + 1 frames, along the directions of the step.
 
     The predictor sees the first ``history`` frames and predicts the one after each of them, so the window's last
     action block is not used.
@@ -33,6 +37,6 @@ def lewm_loss(model: LeWM, sigreg: SIGReg, batch: Batch, step: int) -> Losses:
     predicted_BTD = model.predict(z_BTD[:, :-1], actions_BTA[:, :-1])
 
     prediction = F.mse_loss(predicted_BTD.float(), z_BTD[:, 1:].float())
-    regularisation = sigreg(z_BTD.transpose(0, 1), step)
+    regularisation = sigreg(z_BTD.transpose(0, 1), directions_DM)
     total = prediction + sigreg.config.weight * regularisation
     return Losses(total, prediction, regularisation, z_BTD)

@@ -1,13 +1,15 @@
-"""AdamW and its learning-rate schedule."""
+"""AdamW, its learning-rate schedule, and a running average of the weights."""
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
 from torch import nn
 
 from lewm.config import TrainConfig
+from lewm.model.world_model import LeWM
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -23,9 +25,23 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over all parameters, fused where the device has it."""
-    fused = next(model.parameters()).device.type == "cuda"
-    return torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=fused)
+    """AdamW over all parameters; on CUDA fused, and such that its step can be recorded as part of a CUDA graph."""
+    device = next(model.parameters()).device
+    on_gpu = device.type == "cuda"
+    # A recorded step reads its learning rate from memory; a number would be recorded with it.
+    lr = torch.tensor(config.lr, device=device) if on_gpu else config.lr
+    return torch.optim.AdamW(
+        model.parameters(), lr=lr, weight_decay=config.weight_decay, fused=on_gpu, capturable=on_gpu
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Set the learning rate of the next step, without waiting for the device."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -48,3 +64,25 @@ def load_optimizer_tensors(
         # AdamW keeps its step counter on the CPU unless it is fused.
         on_device = moment != "step" or optimizer.defaults["fused"]
         optimizer.state[parameter][moment] = value.to(parameter.device) if on_device else value
+
+
+class WeightAverage:
+    """An exponential moving average of a model's weights, itself a model: ``average.model``, for evaluation.
+
+    BatchNorm's running statistics are averaged with the weights: those of the newest weights do not fit older ones.
+    """
+
+    def __init__(self, model: LeWM, decay: float) -> None:
+        self.decay = decay
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
+        self._averages = [mine for mine, _ in pairs if mine.is_floating_point()]
+        self._sources = [source for mine, source in pairs if mine.is_floating_point()]
+        self._counters = [(mine, source) for mine, source in pairs if not mine.is_floating_point()]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average towards the model as it is now; can be recorded as part of a CUDA graph."""
+        torch._foreach_lerp_(self._averages, self._sources, 1 - self.decay)
+        for mine, source in self._counters:
+            mine.copy_(source)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +106,37 @@ def test_an_extended_file_is_the_one_collected_at_once(tmp_path: Path, reference
     assert_same_content(out, reference)
 
 
+def test_with_a_frame_stride_only_frames_are_missing(tmp_path: Path, reference: Path) -> None:
+    report = collect("tworoom", tmp_path / "data.h5", EPISODES, RESOLUTION, 11, workers=2, frame_stride=5)
+    with EpisodeStore(tmp_path / "data.h5") as strided, EpisodeStore(reference) as whole:
+        assert strided.columns == whole.columns
+        for name in whole.columns:
+            np.testing.assert_array_equal(strided.read_column(name), whole.read_column(name))
+        rows = strided.frame_rows
+        np.testing.assert_array_equal(strided.read_frames(rows), whole.read_frames(rows))
+        assert report.frames == strided.num_frames == len(rows)
+        assert report.rows == whole.num_rows
+        firsts = [rows[rows >= offset][0] - offset for offset in strided.offsets]
+        assert set(firsts) == set(range(5)), "every phase occurs"
+        steps = whole.read_column("step_idx")[rows]
+        assert (np.diff(rows)[steps[1:] >= 5] == 5).all()
+
+
+def test_the_report_counts_what_is_in_the_file(tmp_path: Path, reference: Path) -> None:
+    out = tmp_path / "data.h5"
+    shutil.copy(reference, out)
+    report = collect_tiny(out)
+    with EpisodeStore(out) as store:
+        ends = store.offsets + store.lengths - 1
+        # An episode of TwoRoom ends when it succeeds, and with the 114th row otherwise.
+        reached = store.lengths < env_entry("tworoom").episode_steps + 1
+        assert (store.read_column("success")[ends][reached] == 1).all()
+        assert reached.sum() <= report.successes < EPISODES
+        assert report.successes == store.read_column("success").sum(), "nobody goes on after the goal"
+        assert (report.rows, report.frames) == (store.num_rows, store.num_frames)
+    assert report.gb_per_million_frames == pytest.approx(out.stat().st_size / report.frames * 1e6 / 1e9)
+
+
 def wait_for_a_part(process: subprocess.Popen, parts: Path) -> None:
     deadline = time.monotonic() + 30
     while not list(parts.glob("*.h5")):
@@ -175,6 +207,8 @@ def test_other_settings_are_refused_and_named(tmp_path: Path, reference: Path) -
         collect_tiny(out, EPISODES + 1, seed=12)
     with pytest.raises(DataError, match="resolution is 14 there, but 28 was asked for"):
         collect("tworoom", out, EPISODES, resolution=28, seed=11, workers=1)
+    with pytest.raises(DataError, match="frame_stride is 1 there, but 5 was asked for"):
+        collect("tworoom", out, EPISODES, RESOLUTION, seed=11, workers=1, frame_stride=5)
     assert out.read_bytes() == reference.read_bytes()
 
 
@@ -198,10 +232,10 @@ def test_two_writers_of_one_file_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_a_failing_episode_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_at_three(env_name: str, resolution: int, seed: int, index: int) -> dict[str, np.ndarray]:
+    def fail_at_three(env_name: str, resolution: int, seed: int, index: int, *others: Any) -> dict[str, np.ndarray]:
         if index == 3:
             raise ValueError("the simulator exploded")
-        return generate_episode(env_name, resolution, seed, index)
+        return generate_episode(env_name, resolution, seed, index, *others)
 
     monkeypatch.setattr(collect_module, "generate_episode", fail_at_three)
     with pytest.raises(DataError, match=r"Episode 3 of tworoom .*ValueError\('the simulator exploded'\)"):
@@ -279,6 +313,10 @@ def test_bad_requests_create_nothing(tmp_path: Path) -> None:
         collect("twoo_room", tmp_path / "folder" / "data.h5", 5)
     with pytest.raises(DataError, match="episodes must be at least 1"):
         collect("tworoom", tmp_path / "folder" / "data.h5", 0)
+    with pytest.raises(DataError, match="frame_stride must be at least 1, got 0"):
+        collect("tworoom", tmp_path / "folder" / "data.h5", 5, frame_stride=0)
+    with pytest.raises(EnvError, match="tworoom has no expert that replays"):
+        collect("tworoom", tmp_path / "folder" / "data.h5", 5, demos="demos.npz")
     with pytest.raises(DataError, match="held out"):
         collect("tworoom", tmp_path / "folder" / "data.h5", 5, seed=HELD_OUT_SEED)
     assert names_in(tmp_path) == []

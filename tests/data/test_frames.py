@@ -28,6 +28,22 @@ def test_gathered_frames_are_those_of_the_rows(tiny_store: TinyStore, cache: str
     assert frames.gather(rows[:1, :1]).shape == (1, 1, 4, 4, 3), "fewer frames than threads"
 
 
+def test_a_batch_on_disk_keeps_its_memory_until_nobody_holds_it(tiny_store: TinyStore) -> None:
+    frames = open_frames(tiny_store([100]), "disk")
+    rows = np.arange(30).reshape(5, 6)
+    first = frames.gather(rows)
+    part, place = first[2:4, 1], first.data_ptr()
+    del first
+    others = [frames.gather(rows + 40), frames.gather(rows + 60)]
+    assert part[:, 0, 0, 0].tolist() == [13, 19], "a part of a batch keeps the whole"
+    assert others[0].data_ptr() != place != others[1].data_ptr()
+    del part
+    again = frames.gather(rows[:2] + 50)
+    assert again.data_ptr() == place, "used again"
+    assert again[0, :, 0, 0, 0].tolist() == list(range(50, 56))
+    assert (others[0][:, :, 0, 0, 0] == torch.from_numpy(rows + 40)).all()
+
+
 def test_the_free_memory_decides(tiny_store: TinyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def free_for(frames: float) -> None:
         monkeypatch.setattr("lewm.data.frames._free_bytes", lambda _device: int(frames * FRAME_BYTES))

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 
+from lewm.data import chunks
 from lewm.data.store import EpisodeStore, merge_files, write_episodes
 from lewm.errors import DataError
 
@@ -40,7 +42,9 @@ def test_a_store_gives_back_what_was_written(write_tiny: WriteTiny) -> None:
     with EpisodeStore(write_tiny([5, 3])) as store:
         assert store.lengths.tolist() == [5, 3]
         assert store.offsets.tolist() == [0, 5]
-        assert (store.num_episodes, store.num_frames, store.resolution, store.action_dim) == (2, 8, 4, 2)
+        assert (store.num_episodes, store.resolution, store.action_dim) == (2, 4, 2)
+        assert (store.num_rows, store.num_frames, store.frame_stride) == (8, 8, 1)
+        assert store.frame_rows.tolist() == list(range(8))
         assert store.environment == "lewm/Tiny-v0"
         assert store.attributes["seed"] == 3
         assert store.attributes["format"] == "lewm-episodes"
@@ -50,6 +54,39 @@ def test_a_store_gives_back_what_was_written(write_tiny: WriteTiny) -> None:
         frames = store.read_frames(np.array([6, 0, 6]))
         assert frames.shape == (3, 4, 4, 3)
         assert [np.unique(frame).tolist() for frame in frames] == [[6], [0], [6]]
+        given = np.zeros((2, 4, 4, 3), np.uint8)
+        assert store.read_frames(np.array([3, 7]), given) is given
+        assert given[:, 0, 0, 0].tolist() == [3, 7]
+
+
+def test_a_store_with_some_of_the_frames_knows_which(write_tiny: WriteTiny) -> None:
+    with EpisodeStore(write_tiny([8, 1, 7], stride=3, phases=[1, 2, 0])) as store:
+        assert (store.num_rows, store.num_frames, store.frame_stride) == (16, 6, 3)
+        assert store.frame_rows.tolist() == [1, 4, 7, 9, 12, 15], "the second episode ends before its first frame"
+        assert store.frames_at(np.array([[4, 15], [9, 1]])).tolist() == [[1, 5], [3, 0]]
+        assert store.read_frames(np.array([12, 4]))[:, 0, 0, 0].tolist() == [12, 4]
+        assert len(store.read_column("state")) == len(store.actions) == 16
+        for row in (0, 5, 15 + 1):
+            with pytest.raises(DataError, match=f"no frame at row {row}: one row in 3 has one"):
+                store.read_frames(np.array([4, row]))
+
+
+def test_a_file_of_the_first_format_is_read(write_tiny: WriteTiny) -> None:
+    def age(file: h5py.File) -> None:
+        pixels = file["pixels"][:]
+        del file["pixels"], file.attrs["frame_stride"]
+        file.create_dataset("pixels", data=pixels, chunks=(1, 4, 4, 3), compression="gzip", compression_opts=3)
+        file.attrs["format_version"] = 1
+
+    with EpisodeStore(edit(write_tiny([5, 3]), age)) as store:
+        assert (store.num_rows, store.num_frames, store.frame_stride) == (8, 8, 1)
+        assert store.read_frames(np.arange(8))[:, 0, 0, 0].tolist() == list(range(8))
+
+
+def test_frames_of_a_replaced_file_are_still_those_that_were_opened(write_tiny: WriteTiny) -> None:
+    with EpisodeStore(write_tiny([50])) as store:
+        write_tiny([3])  # a rename over the old one, before anything of it was read
+        assert store.read_frames(np.array([49]))[0, 0, 0, 0] == 49
 
 
 def test_a_reader_that_knows_only_the_official_layout_finds_the_episodes(write_tiny: WriteTiny) -> None:
@@ -96,12 +133,23 @@ def test_frames_are_the_same_however_they_are_stored(write_tiny: WriteTiny, opti
         np.testing.assert_array_equal(got.read_frames(rows), expected.read_frames(rows))
 
 
-def test_frames_are_read_correctly_by_many_threads(write_tiny: WriteTiny) -> None:
+@pytest.mark.parametrize("inflater", [chunks.inflater, chunks.InflateByCopy])
+def test_frames_are_read_correctly_by_many_threads(
+    write_tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch, inflater: type[chunks.InflateByCopy]
+) -> None:
+    monkeypatch.setattr(chunks, "inflater", inflater)
     rng = np.random.default_rng(0)
     requests = [rng.integers(0, 200, 50) for _ in range(40)]
     with EpisodeStore(write_tiny([200])) as store, ThreadPoolExecutor(8) as pool:
         for rows, frames in zip(requests, pool.map(store.read_frames, requests), strict=True):
             np.testing.assert_array_equal(frames[:, 2, 1, 0], rows)
+
+
+def test_frames_go_to_any_array(write_tiny: WriteTiny) -> None:
+    with EpisodeStore(write_tiny([9])) as store:
+        backwards = np.zeros((9, 3, 4, 4), np.uint8).transpose(0, 2, 3, 1)
+        store.read_frames(np.arange(9), backwards)
+        np.testing.assert_array_equal(backwards, store.read_frames(np.arange(9)))
 
 
 def test_data_of_another_environment_is_refused(write_tiny: WriteTiny) -> None:
@@ -129,12 +177,34 @@ def test_missing_foreign_and_truncated_files_are_told_apart(tmp_path: Path, writ
         EpisodeStore(truncated)
 
 
-def test_a_damaged_frame_is_named(write_tiny: WriteTiny) -> None:
+@pytest.mark.parametrize("inflater", [chunks.inflater, chunks.InflateByCopy])
+@pytest.mark.parametrize("content", [b"not zlib", zlib.compress(bytes(47)), zlib.compress(bytes(49)), b"x"])
+def test_a_damaged_frame_is_named(
+    write_tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch, inflater: type[chunks.InflateByCopy], content: bytes
+) -> None:
+    monkeypatch.setattr(chunks, "inflater", inflater)
+
     def damage(file: h5py.File) -> None:
-        file["pixels"].id.write_direct_chunk((2, 0, 0, 0), b"not zlib")
+        file["pixels"].id.write_direct_chunk((2, 0, 0, 0), content)
 
     with EpisodeStore(edit(write_tiny([6]), damage)) as store, pytest.raises(DataError, match="frame at row 2 of 6"):
         store.read_frames(np.arange(6))
+
+
+def test_a_frame_that_was_never_written_is_named(write_tiny: WriteTiny) -> None:
+    def lengthen(file: h5py.File) -> None:
+        for name, column in list(file.items()):
+            if name not in ("ep_len", "ep_offset", "pixels"):
+                values = column[:]
+                del file[name]
+                file[name] = np.concatenate([values, values[-1:]])
+        file["pixels"].resize(7, axis=0)
+        file["ep_len"][0] = 7
+        file["action"][5] = 0
+
+    path = edit(write_tiny([6]), lengthen)
+    with EpisodeStore(path) as store, pytest.raises(DataError, match=r"row 6 of 7 .*never written"):
+        store.read_frames(np.arange(7))
 
 
 @pytest.mark.parametrize(
@@ -261,7 +331,7 @@ def test_merged_parts_are_the_file_that_would_have_been_written_at_once(write_ti
 
     edit(second, continue_numbering)
     merged = whole.with_name("merged.h5")
-    attributes = {"environment": "lewm/Tiny-v0", "seed": 3}
+    attributes = {"environment": "lewm/Tiny-v0", "seed": 3, "frame_stride": 1}
     merge_files([first, second], merged, attributes)
     with h5py.File(whole, "r") as expected, h5py.File(merged, "r") as got:
         assert dict(got.attrs) == dict(expected.attrs)
@@ -271,6 +341,38 @@ def test_merged_parts_are_the_file_that_would_have_been_written_at_once(write_ti
             assert got[name].dtype == expected[name].dtype
     merge_files([first, second], first, attributes)
     assert first.read_bytes() == merged.read_bytes(), "merging into one of the parts"
+
+
+def test_parts_with_some_of_the_frames_are_merged(write_tiny: WriteTiny) -> None:
+    parts = [write_tiny([8, 1], "a.h5", 3, [1, 2]), write_tiny([7], "b.h5", 3, [2])]
+    merged = parts[0].with_name("merged.h5")
+    merge_files(parts, merged, {"frame_stride": 3})
+    with EpisodeStore(merged) as store:
+        assert store.frame_rows.tolist() == [1, 4, 7, 11, 14]
+        assert store.read_frames(store.frame_rows)[:, 0, 0, 0].tolist() == [1, 4, 7, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: x[:-1], "frame_row must be one integer for each of the 5 frames"),
+        (lambda x: x[::-1], "frame_row must increase within the 12 rows"),
+        (lambda x: x + 3, "frame_row must increase within the 12 rows"),
+        (lambda x: x.astype(float), "frame_row must be one integer"),
+    ],
+)
+def test_wrong_frame_rows_are_refused(
+    write_tiny: WriteTiny, make: Callable[[np.ndarray], np.ndarray], message: str
+) -> None:
+    path = edit(write_tiny([7, 5], stride=3), replace_column("frame_row", make))
+    with pytest.raises(DataError, match=message):
+        EpisodeStore(path)
+
+
+def test_a_stride_that_is_not_recorded_is_refused(write_tiny: WriteTiny) -> None:
+    path = edit(write_tiny([7, 5], stride=3), lambda file: file.attrs.pop("frame_stride"))
+    with pytest.raises(DataError, match="frame_stride 0, not a positive number"):
+        EpisodeStore(path)
 
 
 def test_files_that_do_not_belong_together_are_not_merged(write_tiny: WriteTiny, tmp_path: Path) -> None:

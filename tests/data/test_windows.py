@@ -34,6 +34,30 @@ def test_frames_and_action_blocks_are_aligned(tiny_store: TinyStore) -> None:
     assert batch.actions[1, :, :, 0].tolist() == [[9, 10], [11, 12], [13, 14], [15, 16]]
 
 
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+def test_windows_of_strided_frames_are_those_of_all_frames_that_exist(tiny_store: TinyStore, cache: str) -> None:
+    lengths, phases = [20, 3, 25], [1, 0, 2]
+    store, whole = tiny_store(lengths, name="s.h5", stride=2, phases=phases), tiny_store(lengths)
+    strided = Windows(store, open_frames(store, cache), np.arange(3), history=2, frame_skip=4)
+    dense = make_windows(whole, [0, 1, 2], history=2, frame_skip=4)
+    starts = strided.rows(np.arange(len(strided)))[:, 0, 0]
+    # 12 rows a window: the last one starts at step 8 of the first episode and at step 13 of the last.
+    assert starts.tolist() == [1, 3, 5, 7, *(23 + step for step in (2, 4, 6, 8, 10, 12))]
+    assert strided.skipped == 1
+    of_start = {row: index for index, row in enumerate(dense.rows(np.arange(len(dense)))[:, 0, 0].tolist())}
+    expected = dense.batch(np.array([of_start[row] for row in starts.tolist()]))
+    got = strided.batch(np.arange(len(strided)))
+    assert torch.equal(got.pixels, expected.pixels)
+    assert torch.equal(got.actions, expected.actions)
+
+
+def test_a_frame_skip_that_the_stride_does_not_divide_is_refused(tiny_store: TinyStore) -> None:
+    store = tiny_store([20], stride=5)
+    with pytest.raises(DataError, match=r"one frame in 5 rows.* multiple of that, got 4"):
+        make_windows(store, [0], frame_skip=4)
+    assert len(make_windows(store, [0], history=1, frame_skip=10)) == 1
+
+
 def test_every_window_stays_in_its_episode_and_is_finite(tiny_store: TinyStore) -> None:
     store = tiny_store([9, 7, 12, 8])
     windows = make_windows(store, [0, 1, 2, 3])
@@ -61,7 +85,7 @@ def test_no_row_of_a_validation_episode_is_reachable_from_training(tiny_store: T
         pixels = windows.batch(np.arange(len(windows))).pixels
         assert set(pixels.unique().tolist()) <= reached[name]
     assert reached["train"].isdisjoint(reached["val"])
-    assert len(reached["train"] | reached["val"]) == store.num_frames
+    assert len(reached["train"] | reached["val"]) == store.num_rows
 
 
 def test_the_split_depends_on_its_seed_alone_and_leaves_neither_side_empty() -> None:

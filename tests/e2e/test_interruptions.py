@@ -1,7 +1,8 @@
-"""A real `lewm train` process, interrupted in every way there is, still ends with the weights of a calm one."""
+"""Real processes, interrupted in every way there is, still end with the weights and the data of calm ones."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,3 +89,46 @@ def test_every_kind_of_interruption(debug_config: Config, tmp_path: Path, monkey
     assert [name for name in disturbed if not torch.equal(disturbed[name], undisturbed[name])] == []
     rows = read_metrics(run / "metrics.jsonl")
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, STEPS + 1))
+
+
+# -- collecting -------------------------------------------------------------------------------------------------------
+
+COLLECT = """
+import sys
+from lewm.data.collect import collect
+collect("tworoom", sys.argv[1], episodes=100, resolution=28, seed=3, workers=2, frame_stride=2)
+"""
+
+
+def start_collecting(out: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", COLLECT, str(out)], stderr=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def calm_collection(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, float]:
+    """SHA-256 of the file of an undisturbed collection, and the seconds it took."""
+    out = tmp_path_factory.mktemp("calm") / "data.h5"
+    started = time.monotonic()
+    assert start_collecting(out).wait(timeout=120) == 0
+    return hashlib.sha256(out.read_bytes()).hexdigest(), time.monotonic() - started
+
+
+MOMENTS = np.random.default_rng(0).uniform(0.05, 1.0, 10).round(3).tolist()  # in shares of the whole
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", [MOMENTS[0], *(pytest.param(m, marks=pytest.mark.slow) for m in MOMENTS[1:])])
+def test_a_collection_killed_at_any_moment_ends_as_if_it_had_not_been(
+    calm_collection: tuple[str, float], tmp_path: Path, moment: float
+) -> None:
+    digest, seconds = calm_collection
+    out = tmp_path / "data.h5"
+    process = start_collecting(out)
+    time.sleep(moment * seconds)
+    process.kill()  # by SIGKILL; its workers notice by themselves
+    process.wait(timeout=60)
+    if out.exists():
+        assert hashlib.sha256(out.read_bytes()).hexdigest() == digest, "the file is complete or absent"
+    assert start_collecting(out).wait(timeout=120) == 0, "the same command continues"
+    assert hashlib.sha256(out.read_bytes()).hexdigest() == digest
+    assert [path.name for path in tmp_path.iterdir()] == ["data.h5"]

@@ -164,7 +164,8 @@ def test_missing_simulator_names_the_extra(load):
 
 @pytest.mark.usefixtures("clean_registry")
 def test_name_or_id_can_be_registered_only_once():
-    for taken in (env_entry("tworoom"), entry_with(name="tworoom"), entry_with(gym_id="lewm/TwoRoom-v0")):
+    register_env(env_entry("tworoom"))  # the same again changes nothing
+    for taken in (entry_with(name="tworoom"), entry_with(gym_id="lewm/TwoRoom-v0")):
         with pytest.raises(EnvError, match="registered already"):
             register_env(taken)
     assert "lewm/Other-v0" not in gymnasium.registry

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lewm.config import SigregConfig
-from lewm.model.sigreg import SIGReg, sigreg
+from lewm.model.sigreg import SIGReg, characteristic_function, sigreg
 
 
 def random_directions(dim: int, count: int, seed: int = 0) -> torch.Tensor:
@@ -92,7 +92,7 @@ def test_descending_it_turns_a_collapsed_cloud_into_a_gaussian_one() -> None:
     optimiser = torch.optim.Adam([z], lr=0.1)
     for step in range(120):
         optimiser.zero_grad()
-        regulariser(z, step).backward()
+        regulariser(z, regulariser.directions(3, step, z.device)).backward()
         optimiser.step()
 
     cloud = z.detach()
@@ -116,12 +116,12 @@ def test_directions_depend_on_seed_and_step_alone() -> None:
     z_NBD = torch.randn(2, 8, 4)
     config = SigregConfig(directions=16)
     torch.manual_seed(0)
-    expected = SIGReg(config, seed=5)(z_NBD, step=7)
+    expected = SIGReg(config, seed=5).directions(4, 7, z_NBD.device)
     state = torch.get_rng_state()
 
     interrupted = SIGReg(config, seed=5)
-    interrupted(z_NBD, step=123)
-    assert torch.equal(interrupted(z_NBD, step=7), expected)
+    interrupted(z_NBD, interrupted.directions(4, 123, z_NBD.device))
+    assert torch.equal(interrupted.directions(4, 7, z_NBD.device), expected)
     assert torch.equal(torch.get_rng_state(), state)  # nor are global random numbers consumed
 
 
@@ -133,3 +133,15 @@ def test_half_precision_embeddings_are_measured_in_float32() -> None:
         measured = sigreg(z_NBD, directions_DM)
     assert measured.dtype == torch.float32
     assert torch.equal(measured, expected)
+
+
+def test_processes_that_share_a_batch_get_the_statistic_of_all_of_it() -> None:
+    torch.manual_seed(0)
+    z_NBD, directions_DM = 1.5 * torch.randn(2, 8, 5), random_directions(5, 6)
+    knots = torch.linspace(0, 3, 17)
+    other = characteristic_function(z_NBD[:, 4:], directions_DM, knots)
+    shared = SIGReg(SigregConfig(), average=lambda phi: (phi + other) / 2, processes=2)
+    whole = sigreg(z_NBD, directions_DM)
+    torch.testing.assert_close(shared(z_NBD[:, :4], directions_DM), whole)
+    parts = [sigreg(z_NBD[:, part], directions_DM) for part in (slice(4), slice(4, 8))]
+    assert abs(sum(parts) / 2 - whole) > 0.1 * whole  # which their own statistics do not give

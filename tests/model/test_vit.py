@@ -55,3 +55,11 @@ def test_gradients_reach_every_parameter() -> None:
     # A bias common to all keys shifts all scores of a query alike, so only that third of the fused bias is inert.
     assert without == []
     assert vit.blocks[0].attention.qkv.bias.grad[16:32].abs().max() == pytest.approx(0, abs=1e-6)
+
+
+@torch.inference_mode()
+def test_the_last_layer_computes_only_what_is_read() -> None:
+    torch.manual_seed(0)
+    vit, x_NPW = ViT(CONFIG).eval(), torch.randn(3, 5, 16)
+    for block in vit.blocks:
+        torch.testing.assert_close(block.first_token(x_NPW), block(x_NPW)[:, 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,13 @@ from lewm import checkpoint
 from lewm.config import Config
 from lewm.errors import CheckpointError, DataError, TrainingError
 from lewm.model.world_model import LeWM
-from lewm.train import loop
+from lewm.train import step as step_module
+from lewm.train import trainer
 from lewm.train.logs import read_metrics
-from lewm.train.loop import SilentMonitor, train
+from lewm.train.loop import train
 from lewm.train.objective import Losses
 from lewm.train.run import OPTIMIZER
+from lewm.train.trainer import SilentMonitor
 
 STEPS = 10  # Checkpoints are written after 4, 8 and the last.
 
@@ -121,14 +124,13 @@ def test_the_seed_decides_the_weights(debug_config: Config, undisturbed: Path, t
 
 
 def test_each_step_has_a_dropout_of_its_own(debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    honest, seeds = loop.lewm_loss, []
+    honest, seeds = step_module.lewm_loss, []
 
-    def spy(model: LeWM, sigreg: Any, batch: Any, step: int) -> Losses:
-        if model.training:
-            seeds.append(torch.initial_seed())
-        return honest(model, sigreg, batch, step)
+    def spy(*arguments: Any) -> Losses:
+        seeds.append(torch.initial_seed())
+        return honest(*arguments)
 
-    monkeypatch.setattr(loop, "lewm_loss", spy)
+    monkeypatch.setattr(step_module, "lewm_loss", spy)
     train(with_training(debug_config, tmp_path))
     assert len(set(seeds)) == STEPS
 
@@ -290,17 +292,17 @@ def test_unfit_data_is_refused_before_anything_is_written(
 
 def spoil_step(monkeypatch: pytest.MonkeyPatch, bad_step: int, gradient_only: bool) -> None:
     """Make the loss of one step (counted from 1), or only its gradient, not a number."""
-    honest = loop.lewm_loss
+    honest, steps = step_module.lewm_loss, itertools.count(1)
 
-    def spoilt(model: LeWM, sigreg: Any, batch: Any, step: int) -> Losses:
-        losses = honest(model, sigreg, batch, step)
-        if step + 1 != bad_step or not torch.is_grad_enabled():
+    def spoilt(*arguments: Any) -> Losses:
+        losses = honest(*arguments)
+        if next(steps) != bad_step:
             return losses
         zero = losses.total - losses.total.detach()
         # The root of 0 is 0 and its slope infinite.
         return replace(losses, total=losses.total + (zero.abs().sqrt() if gradient_only else zero * torch.nan))
 
-    monkeypatch.setattr(loop, "lewm_loss", spoilt)
+    monkeypatch.setattr(step_module, "lewm_loss", spoilt)
 
 
 @pytest.mark.parametrize("gradient_only", [False, True])
@@ -335,7 +337,7 @@ def test_collapse_is_noticed_once_after_the_warm_up(
     debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     collapsed = {"embedding_std": 0.001, "effective_rank": 1.0, "straightness": 0.0}
-    monkeypatch.setattr(loop, "diagnose", lambda _: collapsed)
+    monkeypatch.setattr(trainer, "diagnose", lambda _: collapsed)
     notes = Notes()
     train(with_training(debug_config, tmp_path, steps=8, warmup_steps=4), monitor=notes)
     warned = [note.split(":")[0] for note in notes.notes if "collapsed" in note]
@@ -368,4 +370,44 @@ def test_a_full_disk_leaves_the_last_checkpoint(
             train(config)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_0000004"]
     train(config)
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+def test_running_out_of_memory_says_what_to_lower(
+    debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def exhausted(*_: Any) -> NoReturn:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
+
+    monkeypatch.setattr(step_module, "lewm_loss", exhausted)
+    with pytest.raises(TrainingError, match=r"Tried to allocate.*Lower train\.batch-size \(now 4\).*loader\.cache"):
+        train(with_training(debug_config, tmp_path))
+
+
+# -- averaged weights -----------------------------------------------------------------------------------------
+
+
+def test_an_averaged_run_publishes_the_average_and_continues_from_the_weights(debug_config: Config, tmp_path: Path):
+    plain = train(with_training(debug_config, tmp_path / "plain"))
+    calm = train(with_training(debug_config, tmp_path / "calm", ema=0.9))
+    disturbed = with_training(debug_config, tmp_path / "disturbed", ema=0.9)
+    train(disturbed, monitor=Terminate(3))
+    train(disturbed, monitor=Terminate(7))
+    train(disturbed)
+    assert_same_run(tmp_path / "disturbed", tmp_path / "calm")
+    published = LeWM.from_pretrained(tmp_path / "calm", device="cpu").state_dict()
+    saved = saved_tensors(tmp_path / "calm")
+    for name, trained in plain.model.state_dict().items():
+        assert torch.equal(published[name], calm.model.state_dict()[name]), name
+        assert torch.equal(saved[f"trained/{name}"], trained), name  # averaging does not change training
+    assert not torch.equal(published["encoder.cls_token"], plain.model.encoder.cls_token)
+
+
+def test_a_run_from_before_a_setting_existed_continues(debug_config: Config, undisturbed: Path, tmp_path: Path):
+    config = with_training(debug_config, tmp_path / "run")
+    train(config, monitor=Terminate(5))
+    document = checkpoint.read_json(tmp_path / "run" / "config.json")
+    del document["train"]["ema"], document["train"]["compile"]
+    checkpoint.write_json(tmp_path / "run" / "config.json", document)
+    assert train(config).steps == STEPS
     assert_same_run(tmp_path / "run", undisturbed)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lewm.config import preset
 from lewm.model.sigreg import SIGReg
 from lewm.model.world_model import LeWM
-from lewm.train.objective import lewm_loss
+from lewm.train.objective import Losses, lewm_loss
 from lewm.types import ActionStats, Batch
 
 STEP = 7
@@ -40,6 +40,10 @@ def batch() -> Batch:
     return Batch(pixels, torch.randn(6, 4, 5, 2, generator=generator))
 
 
+def loss(model: LeWM, sigreg: SIGReg, batch: Batch) -> Losses:
+    return lewm_loss(model, sigreg, batch, sigreg.directions(8, STEP, model.device))
+
+
 def epps_pulley(z_BTD: torch.Tensor, directions_DM: torch.Tensor) -> torch.Tensor:
     """N times the weighted distance of characteristic functions over both signs of t, with complex numbers."""
     t_Q = torch.linspace(0, 3, 17)
@@ -51,7 +55,7 @@ def epps_pulley(z_BTD: torch.Tensor, directions_DM: torch.Tensor) -> torch.Tenso
 
 
 def test_loss_is_algorithm_1(model: LeWM, sigreg: SIGReg, batch: Batch):
-    losses = lewm_loss(model, sigreg, batch, STEP)
+    losses = loss(model, sigreg, batch)
     emb = model.encode(batch.pixels)
     z_scored = (batch.actions - torch.tensor([0.1, -0.2])) / torch.tensor([0.5, 2.0])
     next_emb = model.predict(emb[:, :-1], z_scored[:, :-1].reshape(6, 3, 10))
@@ -67,16 +71,16 @@ def test_the_last_action_block_does_not_matter(model: LeWM, sigreg: SIGReg, batc
     def total_with(block: int) -> float:
         actions = batch.actions.clone()
         actions[:, block] += 1
-        return lewm_loss(model, sigreg, Batch(batch.pixels, actions), STEP).total.item()
+        return loss(model, sigreg, Batch(batch.pixels, actions)).total.item()
 
-    reference = lewm_loss(model, sigreg, batch, STEP).total.item()
+    reference = loss(model, sigreg, batch).total.item()
     assert total_with(3) == reference
     assert all(total_with(block) != reference for block in (0, 1, 2))
 
 
 def test_no_stop_gradient(model: LeWM, sigreg: SIGReg, batch: Batch):
     """The first frame is only ever an input and the last only ever a target: both are pulled."""
-    losses = lewm_loss(model, sigreg, batch, STEP)
+    losses = loss(model, sigreg, batch)
     (gradient_BTD,) = torch.autograd.grad(losses.prediction, losses.z_BTD, retain_graph=True)
     assert gradient_BTD[:, 0].abs().max() > 0
     predicted_BTD = model.predict(losses.z_BTD[:, :-1], model.normalise_actions(batch.actions)[:, :-1])
@@ -86,13 +90,13 @@ def test_no_stop_gradient(model: LeWM, sigreg: SIGReg, batch: Batch):
 
 @pytest.mark.parametrize("term", ["prediction", "sigreg"])
 def test_both_terms_train_the_encoder(model: LeWM, sigreg: SIGReg, batch: Batch, term: str):
-    loss = getattr(lewm_loss(model, sigreg, batch, STEP), term)
-    gradients = torch.autograd.grad(loss, list(model.encoder.parameters()), allow_unused=True)
+    value = getattr(loss(model, sigreg, batch), term)
+    gradients = torch.autograd.grad(value, list(model.encoder.parameters()), allow_unused=True)
     assert sum(float(g.norm()) for g in gradients if g is not None) > 1e-4
 
 
 def test_only_the_prediction_trains_the_predictor(model: LeWM, sigreg: SIGReg, batch: Batch):
-    losses = lewm_loss(model, sigreg, batch, STEP)
+    losses = loss(model, sigreg, batch)
     parameters = list(model.predictor.parameters())
     from_sigreg = torch.autograd.grad(losses.sigreg, parameters, allow_unused=True, retain_graph=True)
     from_prediction = torch.autograd.grad(losses.prediction, parameters)

@@ -1,0 +1,293 @@
+"""Training speed: our step beside the public recipe's, on the same data, in one run.
+
+    python benchmarks/train.py [--device cuda] [--size full|compact] [--steps 100] [--profile] [--json FILE]
+
+Both train on windows of a TwoRoom dataset that is made first. Ours is what `lewm train` does, data included. The public
+recipe is a Hugging Face ViT with the public predictor and SIGReg (`pip install --no-deps stable-worldmodel einops
+loguru`, and transformers), eager, bf16 autocast, AdamW, once with batches from a DataLoader over HDF5 and once with a
+batch that is on the device already. Its frames are normalised on the device, which flatters it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import peer
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from lewm.config import Config, EncoderConfig, ModelConfig, PredictorConfig, SigregConfig, preset
+from lewm.data.collect import collect
+from lewm.data.store import EpisodeStore
+from lewm.data.windows import Windows, split_episodes
+from lewm.train.distributed import SINGLE
+from lewm.train.loop import prepare
+from lewm.train.trainer import Trainer, TrainingMonitor
+
+H200_BF16 = 989e12  # dense, per second
+WARM_UP = 10
+
+
+def benchmark_config(size: str, device: str, folder: Path, batch_size: int | None) -> Config:
+    """The full-size preset, or a model that two CPU cores can train."""
+    config = preset("tworoom")
+    if size == "compact":
+        encoder = EncoderConfig(image_size=112, depth=4, heads=2, width=96, mlp_width=384)
+        predictor = PredictorConfig(depth=2, heads=4, head_width=32, mlp_width=384)
+        model = ModelConfig(encoder, predictor, embed_dim=96, projector_width=384)
+        config = replace(config, model=model, sigreg=SigregConfig(directions=256))
+    default = 128 if size == "full" else 16
+    train = replace(config.train, batch_size=batch_size or default, steps=1_000_000)
+    return replace(config, device=device, data=folder / "data.h5", out=folder / "run", train=train)
+
+
+def step_flops(config: Config) -> float:
+    """Floating-point operations of a step's matrix products; backward is twice forward. As the method is written down:
+    what we leave out of the encoder's last layer counts as done."""
+    e, p, m = config.model.encoder, config.model.predictor, config.model
+    tokens = (e.image_size // e.patch_size) ** 2 + 1
+    layer = 2 * tokens * e.width * (4 * e.width + 2 * e.mlp_width) + 4 * tokens**2 * e.width
+    image = e.depth * layer + 2 * (tokens - 1) * 3 * e.patch_size**2 * e.width
+    projector = 2 * m.projector_width * (e.width + m.embed_dim)
+    inner = p.heads * p.head_width
+    prediction = p.depth * 2 * m.embed_dim * (6 * m.embed_dim + 4 * inner + 2 * p.mlp_width)
+    window = (m.history + 1) * (image + projector) + m.history * (prediction + 4 * m.projector_width * m.embed_dim)
+    return 3.0 * config.train.batch_size * window
+
+
+# -- the public recipe ------------------------------------------------------------------------------------------------
+
+
+def public_network(config: ModelConfig) -> nn.Module:
+    """The public network in the sizes of ``config``, for training."""
+    from transformers import ViTConfig, ViTModel
+
+    parts, e, p, d = peer.load("wm.lewm.module"), config.encoder, config.predictor, config.embed_dim
+    vit = ViTConfig(
+        hidden_size=e.width,
+        num_hidden_layers=e.depth,
+        num_attention_heads=e.heads,
+        intermediate_size=e.mlp_width,
+        image_size=e.image_size,
+        patch_size=e.patch_size,
+    )
+    predictor = parts.Predictor(
+        **{"num_frames": config.history, "input_dim": d, "hidden_dim": d, "output_dim": d, "depth": p.depth},
+        **{"heads": p.heads, "dim_head": p.head_width, "mlp_dim": p.mlp_width, "dropout": p.dropout},
+    )
+    hidden = {"hidden_dim": config.projector_width, "norm_fn": nn.BatchNorm1d}
+    return peer.load("wm.lewm.lewm").LeWM(
+        ViTModel(vit, add_pooling_layer=False),
+        predictor,
+        parts.Embedder(input_dim=config.block_dim, emb_dim=d),
+        parts.MLP(input_dim=e.width, output_dim=d, **hidden),
+        parts.MLP(input_dim=d, output_dim=d, **hidden),
+    )
+
+
+class PublicStep:
+    """Forward, two losses, backward, clip, AdamW: eager, as a Lightning module with automatic optimisation does it."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.config, self.device = config, device
+        self.network = public_network(config.model).to(device).train()
+        self.sigreg = peer.load("wm.loss").SIGReg(config.sigreg.knots, config.sigreg.directions).to(device)
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=5e-5, weight_decay=1e-3)
+        self.mean = torch.tensor([0.485, 0.456, 0.406], device=device).view(3, 1, 1)
+        self.std = torch.tensor([0.229, 0.224, 0.225], device=device).view(3, 1, 1)
+
+    def __call__(self, pixels: torch.Tensor, actions: torch.Tensor) -> None:
+        """pixels: uint8 (B, T, R, R, 3).  actions: float32 (B, T, A)."""
+        pixels, actions = pixels.to(self.device, non_blocking=True), actions.to(self.device, non_blocking=True)
+        frames = (pixels.movedim(-1, -3).float() / 255 - self.mean) / self.std
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            info = self.network.encode({"pixels": frames, "action": actions})
+            emb, act = info["emb"], info["act_emb"]
+            predicted = self.network.predict(emb[:, :-1], act[:, :-1])
+            loss = F.mse_loss(predicted, emb[:, 1:]) + 0.09 * self.sigreg(emb.transpose(0, 1))
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimizer.step()
+        loss.item()  # logged at every step
+
+
+class HDF5Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Windows by slicing an HDF5 file, one at a time, as public loaders do; each worker opens the file for itself."""
+
+    def __init__(self, path: Path, rows: np.ndarray) -> None:
+        self.path, self.rows, self._file = path, rows, None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._file is None:
+            self._file = h5py.File(self.path)
+        rows = self.rows[index]
+        first, last, skip = int(rows[0, 0]), int(rows[-1, -1]) + 1, rows.shape[1]
+        pixels = self._file["pixels"][first:last:skip]
+        actions = np.nan_to_num(self._file["action"][first:last]).reshape(len(rows), -1)
+        return torch.from_numpy(pixels), torch.from_numpy(actions)
+
+
+def hdf5_batches(config: Config, workers: int, pinned: bool) -> Iterator[Any]:
+    store = EpisodeStore(config.data)  # type: ignore[arg-type]
+    train_ids, _ = split_episodes(store.num_episodes, config.loader.val_fraction, config.loader.split_seed)
+    windows = Windows(store, None, train_ids, config.model.history, config.model.frame_skip)  # type: ignore[arg-type]
+    data = HDF5Windows(Path(config.data or ""), windows.rows(np.arange(len(windows))))
+    loader = DataLoader(
+        data,
+        config.train.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        pin_memory=pinned,
+        persistent_workers=workers > 0,
+    )
+    while True:
+        yield from loader
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure(step: Callable[[], Any], steps: int, device: torch.device) -> dict[str, float]:
+    """Milliseconds per step and peak memory, after a warm-up."""
+    warm_up = WARM_UP if device.type == "cuda" else 2
+    for _ in range(warm_up):
+        step()
+    synchronise(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    synchronise(device)
+    seconds = (time.perf_counter() - started) / steps
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan")
+    return {"ms": 1000 * seconds, "gib": memory}
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+class Notes(TrainingMonitor):
+    """Prints what a run has to say."""
+
+    def note(self, message: str) -> None:
+        print(message)
+
+    def step(self, step: int, total: int, values: dict[str, float]) -> None: ...
+
+
+def counted(trainer: Trainer) -> None:
+    trainer.train_step()
+    trainer.step += 1
+
+
+def profile(step: Callable[[], Any], device: torch.device, rows: int = 20) -> str:
+    """Where the time of five steps goes, by kernel or operator."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    with profiler(activities=activities) as found:
+        for _ in range(5):
+            step()
+        synchronise(device)
+    order = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    return found.key_averages().table(sort_by=order, row_limit=rows, max_name_column_width=60)
+
+
+def our_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
+    started = time.perf_counter()
+    trainer = prepare(config, "never", SINGLE, device, Notes())
+    trainer.state.model.train()
+    print(f"Ours is ready after {time.perf_counter() - started:.1f} s.")
+    row = measure(lambda: counted(trainer), arguments.steps, device)
+    if "in cuda" in trainer.data.cache:
+        store = EpisodeStore(config.data)  # type: ignore[arg-type]
+        row["gib"] -= store.num_frames * store.resolution**2 * 3 / 2**30  # the frames themselves
+    if arguments.profile:
+        print(profile(lambda: counted(trainer), device))
+    trainer.batches.close()
+    return {"ours, data included": row}
+
+
+def public_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
+    step = PublicStep(config, device)
+    batches = hdf5_batches(config, arguments.workers, device.type == "cuda")
+    with_loader = measure(lambda: step(*next(batches)), arguments.steps, device)
+    pixels, actions = (tensor.to(device) for tensor in next(batches))
+    resident = measure(lambda: step(pixels, actions), arguments.steps, device)
+    return {"public, HDF5 loader": with_loader, "public, batch on the device": resident}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--size", choices=("full", "compact"), default=None, help="full on CUDA, else compact")
+    parser.add_argument("--steps", type=int, default=None, help="measured steps; 100 on CUDA, else 10")
+    parser.add_argument("--batch-size", type=int, default=None)
+    parser.add_argument("--episodes", type=int, default=40)
+    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="of the public loader")
+    parser.add_argument("--compile", default="auto", choices=("auto", "on", "off", "max-autotune"))
+    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--cache", default="auto", help="loader.cache: where ours keeps its frames")
+    parser.add_argument("--no-cuda-graph", action="store_true")
+    parser.add_argument("--no-public", action="store_true", help="measure ours only")
+    parser.add_argument("--profile", action="store_true", help="print where our time goes")
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    on_gpu = arguments.device.startswith("cuda")
+    arguments.size = arguments.size or ("full" if on_gpu else "compact")
+    arguments.steps = arguments.steps or (100 if on_gpu else 10)
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
+    device = torch.device(arguments.device)
+    with tempfile.TemporaryDirectory() as folder:
+        config = benchmark_config(arguments.size, arguments.device, Path(folder), arguments.batch_size)
+        fast = {"compile": arguments.compile, "attention": arguments.attention}
+        train = replace(config.train, **fast, cuda_graph=not arguments.no_cuda_graph)
+        config = replace(config, train=train, loader=replace(config.loader, cache=arguments.cache))
+        collect(config.env, folder / Path("data.h5"), arguments.episodes, config.model.encoder.image_size, 0)
+        rows = our_rows(config, arguments, device)
+        if not arguments.no_public:
+            rows |= public_rows(config, arguments, device)
+    images = config.train.batch_size * (config.model.history + 1)
+    flops = step_flops(config)
+    print(f"\n{arguments.size} model, batch {config.train.batch_size}, {flops / 1e12:.2f} TFLOP a step, {device}")
+    print(f"{'':30s}{'ms/step':>10s}{'images/s':>10s}{'TFLOP/s':>9s}{'of 989':>8s}{'GiB':>7s}{'ratio':>7s}")
+    ours = rows["ours, data included"]["ms"]
+    for name, row in rows.items():
+        row |= {"images_per_s": 1000 * images / row["ms"], "tflops": flops / row["ms"] / 1e9, "ratio": row["ms"] / ours}
+        share = 100 * row["tflops"] * 1e12 / H200_BF16
+        print(
+            f"{name:30s}{row['ms']:10.1f}{row['images_per_s']:10.0f}{row['tflops']:9.2f}{share:7.1f}%"
+            f"{row['gib']:7.2f}{row['ratio']:7.2f}"
+        )
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"size": arguments.size, "device": str(device), "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The parts of a step that are worth compiling, and compiling them while the data is still being read.
+
+Encoder, predictor and SIGReg's characteristic function are compiled each as one graph. What lies between them is
+little work, and contains what several processes say to one another.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from lewm.config import Config, TrainConfig
+from lewm.model.sigreg import SIGReg
+from lewm.model.world_model import LeWM
+from lewm.train.objective import lewm_loss
+from lewm.train.step import attention_kernels, step_precision
+from lewm.types import Batch
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def wants_compiling(settings: TrainConfig, device: torch.device) -> bool:
+    """Whether the settings ask for compilation on this device."""
+    return device.type == "cuda" if settings.compile == "auto" else settings.compile != "off"
+
+
+def compile_parts(model: LeWM, sigreg: SIGReg, settings: TrainConfig, backend: str = "inductor") -> tuple[LeWM, SIGReg]:
+    """Compiled views: they share every parameter and buffer with the originals, which stay as they are.
+
+    Validation and checkpoints use the originals, so that no other shape or mode is ever compiled.
+    """
+    mode = "max-autotune-no-cudagraphs" if settings.compile == "max-autotune" else None
+
+    def compiled(part: Any) -> Any:
+        return torch.compile(part, fullgraph=True, dynamic=False, mode=mode, backend=backend)
+
+    fast_model, fast_sigreg = _view(model), _view(sigreg)
+    fast_model.encoder, fast_model.predictor = compiled(model.encoder), compiled(model.predictor)
+    fast_sigreg.characteristic_function = compiled(sigreg.characteristic_function)
+    return fast_model, fast_sigreg
+
+
+def _view(module: M) -> M:
+    """A copy with the same parameters and children, whose children can be exchanged."""
+    view = copy.copy(module)
+    view._modules = dict(module._modules)
+    return view
+
+
+class Compilation:
+    """Compiles a step's parts in a thread of its own, by computing the loss and gradient of an empty batch."""
+
+    def __init__(self, model: LeWM, sigreg: SIGReg, config: Config) -> None:
+        self._error: BaseException | None = None
+        self._seconds = 0.0
+        # Both are properties of the thread that asks, and torch.compile takes note of them.
+        threads = torch.get_num_threads()
+
+        def work() -> None:
+            started = time.perf_counter()
+            try:
+                torch.set_num_threads(threads)
+                if model.device.type == "cuda":
+                    torch.cuda.set_device(model.device)
+                _exercise(model, sigreg, config)
+            except BaseException as error:  # raised again by wait()
+                self._error = error
+            self._seconds = time.perf_counter() - started
+
+        # A daemon: whoever interrupts, or has named the wrong dataset, need not wait for the compiler.
+        self._thread = threading.Thread(target=work, name="compile", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> float:
+        """Return once everything is compiled, with the seconds it took."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._seconds
+
+
+def _exercise(model: LeWM, sigreg: SIGReg, config: Config) -> None:
+    """Loss and gradient as a step computes them; the model is left as it was."""
+    device, shape = model.device, config.model
+    windows = (config.train.batch_size, shape.history + 1)
+    pixels = torch.zeros((*windows, model.image_size, model.image_size, 3), dtype=torch.uint8, device=device)
+    actions = torch.zeros((*windows, shape.frame_skip, shape.action_dim), device=device)
+    directions_DM = sigreg.directions(shape.embed_dim, 0, device)
+    before = [buffer.clone() for buffer in model.buffers()]
+    with attention_kernels(config.train, device):
+        with step_precision(config.train, device):
+            losses = lewm_loss(model, sigreg, Batch(pixels, actions), directions_DM)
+        torch.autograd.grad(losses.total, [p for p in model.parameters() if p.requires_grad])
+    with torch.no_grad():
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.copy_(value)

@@ -1,0 +1,249 @@
+"""Several processes are one run: one loss and gradient, one stop, one checkpoint; and a lost process comes back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from lewm import checkpoint
+from lewm.config import Config, preset
+from lewm.errors import ConfigError, TrainingError
+from lewm.model.world_model import LeWM
+from lewm.train import distributed
+from lewm.train.distributed import Processes, join_processes, share_batchnorm
+from lewm.train.logs import read_metrics
+from lewm.train.loop import train
+from lewm.train.step import PlainStep
+from lewm.train.trainer import make_sigreg
+from lewm.types import ActionStats, Batch
+
+BATCH = 8
+
+
+# -- the arithmetic ---------------------------------------------------------------------------------------------------
+
+
+def without_dropout(config: Config) -> Config:
+    """Dropout is drawn per process; without it, dividing a batch changes nothing but rounding."""
+    return replace(config, model=replace(config.model, predictor=replace(config.model.predictor, dropout=0.0)))
+
+
+def one_step(processes: Processes, naive: bool) -> dict[str, torch.Tensor]:
+    """Losses, gradients and BatchNorm statistics after one step on this process's part of a fixed batch."""
+    config = without_dropout(preset("debug"))
+    torch.manual_seed(0)
+    model = LeWM(config.model, ActionStats((0.0, 0.0), (1.0, 1.0)))
+    # As after some training: gates are open, and frames do not look alike, which would amplify rounding.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    batch = Batch(torch.randint(0, 256, (BATCH, 4, 28, 28, 3), dtype=torch.uint8), torch.randn(BATCH, 4, 5, 2))
+    part = processes.part_of(BATCH)
+    if not naive:
+        share_batchnorm(model, processes)
+    sigreg = make_sigreg(config, None if naive else processes)
+    settings = replace(config.train, clip_norm=1e9)
+    step = PlainStep(model, sigreg, torch.optim.SGD(model.parameters(), lr=0.0), settings, None, processes)
+    losses = step(Batch(batch.pixels[part], batch.actions[part]), sigreg.directions(8, 0, model.device)).losses
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    buffers = {name: b for name, b in model.named_buffers() if "running" in name}
+    return {"loss": processes.mean(losses.total), "sigreg": losses.sigreg, **gradients, **buffers}
+
+
+def worker(rank: int, count: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
+    processes = Processes(rank, count)
+    found = {naive: one_step(processes, naive) for naive in (False, True)}
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_have_the_loss_and_gradient_of_one(count: int, tmp_path: Path) -> None:
+    alone = one_step(Processes(), naive=False)
+    mp.spawn(worker, (count, str(tmp_path)), nprocs=count)
+    for rank in range(count):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert found[False].keys() == alone.keys()
+        for name, expected in alone.items():
+            torch.testing.assert_close(found[False][name], expected, rtol=1e-5, atol=1e-5, msg=name)
+        # Each process with statistics of its own, as is usual, is another method.
+        naive_error = max((found[True][name] - expected).abs().max() for name, expected in alone.items())
+        assert naive_error > 1e-2
+        assert abs(found[True]["sigreg"] - alone["sigreg"]) > 1e-2
+
+
+def test_a_batch_is_divided_into_equal_parts() -> None:
+    parts = [Processes(rank, 4).part_of(8) for rank in range(4)]
+    assert [i for part in parts for i in range(8)[part]] == list(range(8))
+    with pytest.raises(ConfigError, match=r"train\.batch_size \(10\) must be a multiple of the 4 processes.*Use 8"):
+        Processes(1, 4).part_of(10)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "error", "message"),
+    [
+        ("cuda", 1, TrainingError, "2 processes on this machine, which has 1 GPUs.*--nproc-per-node 1"),
+        ("cuda:0", 2, ConfigError, "use --device cuda, not cuda:0"),
+        ("mps", 0, ConfigError, "not on mps"),
+    ],
+)
+def test_devices_that_processes_cannot_share(
+    device: str, gpus: int, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(distributed, "resolve_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(error, match=message), join_processes(device):
+        pass
+    monkeypatch.setenv("LOCAL_RANK", "1")  # the first process of the machine has said why
+    with pytest.raises(SystemExit), join_processes(device):
+        pass
+
+
+# -- whole runs under torchrun ----------------------------------------------------------------------------------------
+
+
+def options(config: Config, run: Path, steps: int, **changes: Any) -> list[str]:
+    settings = {"steps": steps, "batch-size": 8, "checkpoint-every": 10, "log-every": 1, **changes}
+    values = [f"--train.{name}={value}" for name, value in settings.items()]
+    common = ["--model.predictor.dropout=0", "--device=cpu", f"--data={config.data}", f"--out={run}"]
+    return ["train", "debug", *values, *common]
+
+
+def torchrun(count: int, *arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}"]
+    command += [
+        f"--max-restarts={restarts}",
+        "--master-addr=127.0.0.1",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while not any(row["step"] >= step for row in read_metrics(run / "metrics.jsonl")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"step {step} was not reached"
+        time.sleep(0.01)
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the trainers that torchrun has started."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def assert_same_training(one: Path, other: Path) -> None:
+    """The same loss at every step, up to rounding.
+
+    Weights are no measure: some have no gradient but rounding, out of which AdamW makes whole steps.
+    """
+    curves = [[row["loss"] for row in read_metrics(run / "metrics.jsonl") if "loss" in row] for run in (one, other)]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def alone(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 60 steps by one process."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    settings = replace(debug_config.train, steps=60, batch_size=8, checkpoint_every=10, log_every=1)
+    train(replace(without_dropout(debug_config), out=out, train=settings))
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes through /proc")
+def test_a_lost_process_comes_back_and_the_run_ends_as_one_process_would(
+    debug_config: Config, alone: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = torchrun(2, "-m", "lewm", *options(debug_config, run, 60), restarts=1)
+    wait_for_step(process, run, 15)
+    os.kill(workers_of(process)[-1], signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, (out, err)
+    assert re.search(r"Continuing .* at step [1-6]0\.", out)
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl") if "loss" in row] == list(range(1, 61))
+    assert_same_training(run, alone)
+
+
+@pytest.mark.slow
+def test_a_signal_stops_all_at_one_step_and_fewer_processes_continue(
+    debug_config: Config, alone: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = torchrun(4, "-m", "lewm", *options(debug_config, run, 60))
+    wait_for_step(process, run, 5)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    stopped = re.search(r"(\d+) steps; checkpoint", out)
+    assert stopped, (out, err)
+    steps = int(stopped[1])
+    assert 5 <= steps < 60
+    newest = checkpoint.latest(run / "checkpoints")
+    assert newest is not None
+    assert newest.name == f"step_{steps:07d}"
+    assert read_metrics(run / "metrics.jsonl")[-1]["step"] == steps
+    assert "Lost contact" not in err
+    continued = torchrun(2, "-m", "lewm", *options(debug_config, run, 60))
+    out, err = continued.communicate(timeout=120)
+    assert continued.returncode == 0, (out, err)
+    assert f"at step {steps}." in out
+    assert_same_training(run, alone)
+
+
+@pytest.mark.slow
+def test_mistakes_are_explained_once_and_nothing_hangs(debug_config: Config, tmp_path: Path) -> None:
+    """A batch that cannot be divided; too little data; processes that were given different things."""
+    run = tmp_path / "run"
+    script = tmp_path / "differ.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, sys
+        from lewm import cli
+        what, *arguments = sys.argv[1:]
+        if os.environ["RANK"] == "1":
+            arguments.append({"settings": "--seed=1", "dataset": f"--data={what}"}.get(what, f"--data={what}"))
+        sys.exit(cli.run(arguments))
+        """)
+    )
+    other_data = tmp_path / "other.h5"
+    from lewm.data.collect import collect
+
+    collect(debug_config.env, other_data, 9, 28, 5, workers=1)
+    plain, differ = ("-m", "lewm"), str(script)
+    cases = [
+        ((*plain, *options(debug_config, run, 5, **{"batch-size": 9})), "must be a multiple of the 2 processes"),
+        ((*plain, *options(debug_config, run, 5, **{"batch-size": 5000})), "fewer than one batch of 5000"),
+        ((differ, "settings", *options(debug_config, run, 5)), "do not have the same settings: seed (0 / 1)"),
+        ((differ, str(other_data), *options(debug_config, run, 5)), "do not have the same dataset: SHA-256"),
+        ((differ, "nowhere.h5", *options(debug_config, run, 5)), "Process 1: "),
+    ]
+    started = [(torchrun(2, *arguments), message) for arguments, message in cases]
+    for process, message in started:
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 1, (out, err)
+        text = " ".join(err.split())
+        assert text.count(message) == 1, (message, err)
+        assert "lewm/" not in err  # the only traceback is torchrun's own
+    assert not run.exists()

@@ -1,0 +1,49 @@
+"""Batches by step: the right ones, whatever the order, and errors that arrive where they are asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lewm.errors import DataError
+from lewm.train.prefetch import Batches
+from lewm.types import Array, Batch
+
+
+def load(indices: Array) -> Batch:
+    if indices[0] == 30:
+        raise DataError("step 3 is damaged")
+    return Batch(torch.from_numpy(indices).to(torch.uint8), torch.from_numpy(indices).float())
+
+
+@pytest.fixture
+def batches() -> Batches:
+    batches = Batches(load, lambda step: np.array([10 * step, 10 * step + 1]), 6, torch.device("cpu"), ahead=2)
+    batches._ahead = 2  # as on a GPU, without its streams
+    return batches
+
+
+@pytest.mark.parametrize("steps", [[0, 1, 2], [4, 5], [2, 0, 1, 5]])
+def test_each_step_gets_its_windows(batches: Batches, steps: list[int]) -> None:
+    for step in steps:
+        assert batches(step).actions.tolist() == [10 * step, 10 * step + 1]
+    batches.close()
+
+
+def test_no_batch_after_the_last_is_prepared(batches: Batches) -> None:
+    batches(4)
+    batches.wait()
+    assert list(batches._pending) == [5]
+    batches(5)
+    assert not batches._pending
+    batches.close()
+
+
+def test_an_error_belongs_to_its_step(batches: Batches) -> None:
+    batches(1)
+    batches.wait()
+    assert batches(2).actions.tolist() == [20, 21]
+    with pytest.raises(DataError, match="step 3 is damaged"):
+        batches(3)
+    batches.close()

@@ -1,0 +1,138 @@
+"""One step: what it does to weights and their average, and the compiled parts that do the same."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch._dynamo.utils
+
+from lewm.config import Config, preset
+from lewm.model.world_model import LeWM
+from lewm.train.compiled import Compilation, compile_parts, wants_compiling
+from lewm.train.distributed import SINGLE
+from lewm.train.optim import WeightAverage, make_optimizer
+from lewm.train.step import PlainStep, attention_kernels
+from lewm.train.trainer import make_sigreg
+from lewm.types import ActionStats, Batch
+
+CPU = torch.device("cpu")
+
+
+def without_dropout(config: Config) -> Config:
+    return replace(config, model=replace(config.model, predictor=replace(config.model.predictor, dropout=0.0)))
+
+
+CONFIG = without_dropout(preset("debug"))
+
+
+@pytest.fixture
+def model() -> LeWM:
+    torch.manual_seed(0)
+    model = LeWM(CONFIG.model, ActionStats((0.0, 0.0), (1.0, 1.0)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 256, (4, 4, 28, 28, 3), dtype=torch.uint8, generator=generator)
+    return Batch(pixels, torch.randn(4, 4, 5, 2, generator=generator))
+
+
+def plain_step(model: LeWM, clip_norm: float = 1.0, average: WeightAverage | None = None) -> PlainStep:
+    settings = replace(CONFIG.train, clip_norm=clip_norm)
+    return PlainStep(model, make_sigreg(CONFIG), make_optimizer(model, settings), settings, average, SINGLE)
+
+
+def test_the_gradient_is_clipped(model: LeWM, batch: Batch) -> None:
+    directions_DM = make_sigreg(CONFIG).directions(8, 0, CPU)
+    plain_step(model, clip_norm=0.01)(batch, directions_DM)
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert norm.item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_results_keep_no_graph_alive(model: LeWM, batch: Batch) -> None:
+    losses = plain_step(model)(batch, make_sigreg(CONFIG).directions(8, 0, CPU)).losses
+    assert not any(t.requires_grad for t in (losses.total, losses.prediction, losses.sigreg, losses.z_BTD))
+
+
+def test_the_average_follows_the_weights(model: LeWM, batch: Batch) -> None:
+    average = WeightAverage(model, decay=0.75)
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    step, sigreg = plain_step(model, average=average), make_sigreg(CONFIG)
+    for number in range(3):
+        step(batch, sigreg.directions(8, number, CPU))
+        for name, tensor in model.state_dict().items():
+            new = 0.75 * expected[name] + 0.25 * tensor if tensor.is_floating_point() else tensor
+            expected[name] = new.clone()
+    found = average.model.state_dict()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, msg=name)
+    assert not torch.equal(found["encoder.cls_token"], model.encoder.cls_token)
+    # BatchNorm's statistics, too.
+    assert not torch.equal(found["projector.1.running_mean"], model.state_dict()["projector.1.running_mean"])
+
+
+def test_compiled_parts_do_the_same_without_breaks_or_recompilation(model: LeWM, batch: Batch) -> None:
+    """Traced as on a GPU, but run by torch's own operators: generating code takes minutes on a CPU."""
+    torch._dynamo.reset()
+    other, sigreg = copy.deepcopy(model), make_sigreg(CONFIG)
+    settings = replace(CONFIG.train, compile="on")
+    fast_model, fast_sigreg = compile_parts(model, sigreg, settings, backend="aot_eager")
+    before = copy.deepcopy(model.state_dict())
+    assert Compilation(fast_model, fast_sigreg, replace(CONFIG, train=settings)).wait() > 0
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name  # compiling leaves no trace in the model
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == 3
+
+    steps = [
+        PlainStep(m, s, torch.optim.SGD(original.parameters(), lr=0.01), settings, None, SINGLE)
+        for m, s, original in ((fast_model, fast_sigreg, model), (other, sigreg, other))
+    ]
+    for number in range(3):
+        results = [step(batch, sigreg.directions(8, number, CPU)) for step in steps]
+        torch.testing.assert_close(results[0].losses.total, results[1].losses.total)
+    for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, msg=name)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert model.state_dict().keys() == other.state_dict().keys()  # the original is not wrapped
+
+
+def test_an_error_while_compiling_is_not_lost(model: LeWM) -> None:
+    wrong = replace(CONFIG, model=replace(CONFIG.model, action_dim=3))
+    with pytest.raises(RuntimeError, match=r"size|shape|match"):
+        Compilation(model, make_sigreg(CONFIG), wrong).wait()
+
+
+@pytest.mark.parametrize(("float32_tokens", "expected"), [(False, torch.bfloat16), (True, torch.float32)])
+def test_tokens_are_carried_in_the_precision_asked_for(
+    model: LeWM, batch: Batch, float32_tokens: bool, expected: torch.dtype
+) -> None:
+    seen = []
+    model.encoder.float32_tokens = float32_tokens
+    model.encoder.blocks[-1].attention_norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        z = model.encode(batch.pixels)
+    assert seen == [expected]
+    assert z.isfinite().all()
+
+
+def test_where_steps_are_compiled() -> None:
+    settings, gpu = CONFIG.train, torch.device("cuda")
+    assert wants_compiling(settings, gpu)
+    assert not wants_compiling(settings, CPU)
+    assert wants_compiling(replace(settings, compile="on"), CPU)
+    assert not wants_compiling(replace(settings, compile="off"), gpu)
+
+
+@pytest.mark.parametrize("name", ["auto", "cudnn", "flash", "efficient", "math", "default"])
+def test_every_kernel_setting_can_be_entered(name: str) -> None:
+    with attention_kernels(replace(CONFIG.train, attention=name), torch.device("cuda")):
+        pass
