@@ -17,7 +17,17 @@ try:
 except ImportError:  # As on most machines without a GPU; ``rollout_triton.supports`` then answers False.
     triton = None
 
-__all__ = ["HEAD", "WIDTH", "attention_kernel", "mix_kernel", "mlp_kernel", "norm_kernel", "output_kernel", "triton"]
+__all__ = [
+    "HEAD",
+    "WIDTH",
+    "attention_kernel",
+    "embed_kernel",
+    "mix_kernel",
+    "mlp_kernel",
+    "norm_kernel",
+    "output_kernel",
+    "triton",
+]
 
 WIDTH = 192
 HEAD = 64
@@ -321,6 +331,30 @@ def mlp_kernel(
         )  # fmt: skip
     else:
         _store_rows(out, row * out_stride, mask, acc_a, acc_b, acc_c, SPLIT)
+
+
+@_jit
+def embed_kernel(
+    actions, hidden_weight, hidden_bias, out_weight, out_bias, out, rows,
+    ACTION: tl.constexpr, HIDDEN: tl.constexpr, PADDED: tl.constexpr, OVERLAP: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The embedder of action blocks and the activation behind it: actions (rows, ACTION) -> out (rows, 192)."""
+    _await_predecessor(OVERLAP)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = row < rows
+    number = tl.arange(0, PADDED)
+    dtype = hidden_weight.dtype.element_ty
+    at = actions + row[:, None].to(tl.int64) * ACTION + number[None, :]
+    action = tl.load(at, mask=mask[:, None] & (number < ACTION)[None, :], other=0.0).to(dtype)
+    a, b, c = _load_rows(out_bias, row * 0, mask, 192)
+    for i in range(HIDDEN // 128):
+        columns = i * 128 + tl.arange(0, 128)
+        weight_at = hidden_weight + number[:, None] * HIDDEN + columns[None, :]
+        weight = tl.load(weight_at, mask=(number < ACTION)[:, None], other=0.0)
+        h = tl.dot(action, weight, input_precision="ieee") + tl.load(hidden_bias + columns)[None, :]
+        a, b, c = _narrow((h * tl.sigmoid(h)).to(dtype), _load_weight_rows(out_weight, columns), a, b, c)
+    a, b, c = a * tl.sigmoid(a), b * tl.sigmoid(b), c * tl.sigmoid(c)
+    _store_rows(out, row, mask, a.to(dtype), b.to(dtype), c.to(dtype), False)
 
 
 @_jit

@@ -29,9 +29,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lewm.model.rollout import FastRollout, _fold_batch_norm
@@ -39,6 +40,7 @@ from lewm.model.rollout_kernels import (
     HEAD,
     WIDTH,
     attention_kernel,
+    embed_kernel,
     mix_kernel,
     mlp_kernel,
     norm_kernel,
@@ -175,6 +177,14 @@ class TritonRollout(FastRollout):
             hidden, out = _fold_batch_norm(model.prediction_projector, torch.float32)
             self._projector = (_Linear(*hidden, model.predictor.norm, dtype), _Linear(*out, None, dtype))
             self._first_positions = model.predictor.positions[0].detach().float().contiguous()
+            # Nothing comes between the embedder's first two layers, so they are one.
+            embedder = model.action_embedder
+            reduce, first, second = cast("list[nn.Linear]", [embedder.reduce, embedder.mlp[0], embedder.mlp[2]])
+            bias = first.bias + first.weight @ reduce.bias
+            self._embedder = (
+                _Linear(first.weight @ reduce.weight, bias, None, dtype),
+                _Linear(second.weight, second.bias, None, dtype),
+            )
         self._no_positions = torch.zeros_like(self._first_positions)
         self._mod_width = len(self._blocks) * 6 * WIDTH
 
@@ -200,6 +210,22 @@ class TritonRollout(FastRollout):
             past = past + self._send(own, past, start, max(fresh, shared_end), end, keep, read_last=True)
             fresh = end
         return z_BSHD[:, :, 1:]
+
+    def _modulate(self, actions: Tensor) -> Tensor:
+        """Action blocks (..., A) -> all layers' shifts, scales and gates (..., layers*6*D)."""
+        hidden, out = self._embedder
+        rows, tiling = (
+            actions.shape[:-1].numel(),
+            Tiling(16, 1, warps=8, stages=3) if actions.numel() < 50_000 else Tiling(64, 1),
+        )
+        embedded = actions.new_empty(*actions.shape[:-1], WIDTH, dtype=self.dtype)
+        if rows:
+            embed_kernel[(triton.cdiv(rows, tiling.rows),)](
+                actions.contiguous(), hidden.weight, hidden.bias, out.weight, out.bias, embedded, rows,
+                ACTION=actions.shape[-1], HIDDEN=hidden.weight.shape[1],
+                PADDED=max(16, triton.next_power_of_2(actions.shape[-1])), **self._launch_options(tiling),
+            )  # fmt: skip
+        return F.linear(embedded, *self._modulation)
 
     def _tokens(self, z: Tensor, actions: Tensor, first: int) -> _Tokens:
         """Embeddings (rows, n, D) and their action blocks (B, S or 1, n, A), ready to be sent through the layers."""

@@ -8,6 +8,8 @@ The training objective, Algorithm 1 of the paper, is ``train/objective.py``.
 
 from __future__ import annotations
 
+import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from lewm.errors import CheckpointError, ConfigError, PlanningError
 from lewm.model.predictor import ActionEmbedder, Predictor
 from lewm.model.rollout import FastRollout
 from lewm.model.vit import ViT
-from lewm.types import ActionStats, RolloutFunction
+from lewm.types import ActionStats, EncoderFunction, RolloutFunction
 
 
 class Projector(nn.Sequential):
@@ -102,12 +104,36 @@ class LeWM(nn.Module):
 
         precision: "float32", "bf16", or "auto": bf16 on CUDA.  differentiable: gradients with respect to the actions.
         """
-        from lewm.model import rollout_triton
+        from lewm.model import rollout_cluster, rollout_triton
 
-        bf16 = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
+        bf16 = self._plans_in_bf16(precision)
+        if bf16 and not differentiable and rollout_cluster.supports(self):
+            try:
+                return rollout_cluster.ClusterRollout(self)
+            except (OSError, RuntimeError) as error:  # no compiler, or one that does not know this GPU
+                warnings.warn(f"Planning goes without its fastest kernel: {error}", stacklevel=2)
         if bf16 and not differentiable and rollout_triton.supports(self):
             return rollout_triton.TritonRollout(self)
         return FastRollout(self, torch.bfloat16 if bf16 else torch.float32)
+
+    def planning_encoder(self, precision: str = "auto") -> EncoderFunction:
+        """``encode`` for a planner, in a precision as for ``planning_rollout``, with a frozen copy of the weights."""
+        if not self._plans_in_bf16(precision):
+            return self.encode
+        # Products are bf16 as in training. Their weights are converted now, not at every call.
+        frozen = copy.deepcopy(self)
+        for module in [*frozen.encoder.blocks.modules(), *frozen.projector]:
+            if isinstance(module, nn.Linear):
+                module.to(torch.bfloat16)
+
+        def encode(pixels: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(pixels.device.type, torch.bfloat16):
+                return frozen.encode(pixels).float()
+
+        return encode
+
+    def _plans_in_bf16(self, precision: str) -> bool:
+        return precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
 
     def normalise_actions(self, raw: torch.Tensor) -> torch.Tensor:
         """Raw primitive actions (..., K, action_dim) -> z-scored blocks (..., A)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from lewm.config import PlanConfig
+from lewm.plan import kernels
 from lewm.plan.solver import Problem, Search
 
 
@@ -24,13 +25,15 @@ class CEM:
         return Search.begin(problem.first_mean(), self.config.init_std)
 
     def step(self, problem: Problem, search: Search) -> Search:
-        noise_BSHA = problem.noise(self.config.samples, search.iteration)
-        plans_BSHA = problem.candidates(search.mean_BHA, search.std_BHA, noise_BSHA)
-        elites_BEHA = select_elites(plans_BSHA, problem.cost(plans_BSHA), self.config.elites)
-        return search.next(elites_BEHA.mean(1), elites_BEHA.std(1))
+        plans_BSHA = problem.sample(search.mean_BHA, search.std_BHA, self.config.samples, search.iteration)
+        return search.next(*refit(plans_BSHA, problem.cost(plans_BSHA), self.config.elites))
 
 
-def select_elites(plans_BSHA: torch.Tensor, cost_BS: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` plans of lowest cost, best first: (B, E, H, A)."""
+def refit(plans_BSHA: torch.Tensor, cost_BS: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation, (B, H, A) each, of the ``count`` plans of lowest cost."""
+    if kernels.available(cost_BS):
+        mean_BN, std_BN = kernels.refit(plans_BSHA.flatten(2), cost_BS, count)
+        return mean_BN.view_as(plans_BSHA[:, 0]), std_BN.view_as(plans_BSHA[:, 0])
     best_BE = cost_BS.topk(count, dim=1, largest=False).indices
-    return torch.take_along_dim(plans_BSHA, best_BE[:, :, None, None], dim=1)
+    elites_BEHA = torch.take_along_dim(plans_BSHA, best_BE[:, :, None, None], dim=1)
+    return elites_BEHA.mean(1), elites_BEHA.std(1)

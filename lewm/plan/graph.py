@@ -1,7 +1,7 @@
-"""CUDA graphs: a solver's step recorded once per shape, then replayed without the host's help.
+"""CUDA graphs: work recorded once per shape, then replayed without the host's help.
 
-One step of a search is hundreds of small kernels, and launching them one by one takes longer than running them. A
-recorded step is replayed as a whole on fixed buffers: inputs are copied in, the search is copied out.
+A search is thousands of small kernels, and launching them one by one takes longer than running them. Recorded work is
+replayed as a whole on fixed buffers: inputs are copied in, and the outputs are always in the same place.
 """
 
 from __future__ import annotations
@@ -10,49 +10,48 @@ from collections.abc import Callable
 
 import torch
 
-from lewm.plan.solver import Problem, Search, Solver
-
-# Before recording, a step runs a few times as usual: libraries allocate and compile on first use.
-WARM_UP_STEPS = 3
+Tensors = tuple[torch.Tensor, ...]
 
 
-class GraphedStep:
-    """One solver's step on one problem, whose tensors it owns; ``load`` gives them new values.
+class Recorded:
+    """A function of tensors, recorded for the shapes of ``inputs``, of which it keeps copies on the device.
 
-    Args:
-        solver: the solver.
-        inputs: tensors that the problem is made of: (z_BTD, past_BTA, goal_BD, keys_B, start_BHA).
-        make_problem: the problem made of such tensors.
+    The function neither waits for the device nor draws from a generator. It runs once as usual before it is recorded:
+    libraries allocate and compile on first use.
     """
 
-    def __init__(self, solver: Solver, inputs: tuple[torch.Tensor, ...], make_problem: Callable[..., Problem]) -> None:
-        self._inputs = tuple(tensor.clone() for tensor in inputs)
-        self.problem = make_problem(*self._inputs)
-        self._search = solver.begin(self.problem)
+    def __init__(self, function: Callable[..., Tensors], inputs: Tensors, device: torch.device) -> None:
+        self._function = function  # kept: the recording reads tensors that it may hold
+        self._inputs = tuple(tensor.to(device, copy=True) for tensor in inputs)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_STEPS):
-                solver.step(self.problem, self._search)
+            function(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            after = solver.step(self.problem, self._search)
-            _copy(self._search, after)
+            self._outputs = function(*self._inputs)
 
-    def load(self, inputs: tuple[torch.Tensor, ...]) -> None:
-        """Pose another problem of the same shape."""
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        """The function's outputs, which the next call overwrites; ``inputs`` may be on another device."""
         for mine, new in zip(self._inputs, inputs, strict=True):
             mine.copy_(new)
-
-    def __call__(self, search: Search) -> Search:
-        """The search one step later. The result is overwritten by the next call."""
-        if search is not self._search:
-            _copy(self._search, search)
         self._graph.replay()
-        return self._search
+        return self._outputs
 
 
-def _copy(target: Search, source: Search) -> None:
-    for mine, new in zip(target.tensors(), source.tensors(), strict=True):
-        mine.copy_(new)
+class Recorder:
+    """Recordings of several functions, made when a combination of function and shapes is first met."""
+
+    def __init__(self, device: torch.device, enabled: bool) -> None:
+        self._device, self._enabled = device, enabled and device.type == "cuda"
+        self._recordings: dict[tuple[object, ...], Recorded] = {}
+
+    def __call__(self, name: str, function: Callable[..., Tensors], *inputs: torch.Tensor) -> Tensors:
+        """``function(*inputs)``, recorded under ``name``, which must always mean the same function."""
+        if not self._enabled:
+            return function(*inputs)
+        key = name, *(tensor.shape for tensor in inputs)
+        if key not in self._recordings:
+            self._recordings[key] = Recorded(function, inputs, self._device)
+        return self._recordings[key](*inputs)

@@ -7,6 +7,8 @@ way, not the last mean.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from lewm.config import PlanConfig
@@ -34,7 +36,7 @@ class ICEM:
         # Nothing has been kept yet: at an infinite cost these never become elites.
         kept_cost_BE = kept_BEHA.new_full(kept_BEHA.shape[:2], torch.inf)
         steps = problem.horizon * problem.steps_per_block
-        colouring = colouring_matrix(steps, self.config.noise_exponent).to(mean_BHA.device)
+        colouring = colouring_matrix(steps, self.config.noise_exponent, mean_BHA.device)
         return Search.begin(mean_BHA, self.config.init_std, (mean_BHA.clone(), kept_BEHA, kept_cost_BE, colouring))
 
     def step(self, problem: Problem, search: Search) -> Search:
@@ -56,7 +58,8 @@ def colour(white_BSHA: torch.Tensor, colouring: torch.Tensor) -> torch.Tensor:
     return (colouring @ steps_BSTa).view_as(white_BSHA)
 
 
-def colouring_matrix(steps: int, exponent: float) -> torch.Tensor:
+@functools.lru_cache(maxsize=16)  # a search that is being recorded cannot copy it to the device
+def colouring_matrix(steps: int, exponent: float, device: torch.device | str = "cpu") -> torch.Tensor:
     """The (T, T) matrix that gives T white numbers a power spectrum of 1/f^exponent, each with unit variance."""
     # Twice the length, of which half is used: a spectrum's own period would tie the last step to the first.
     frequency = torch.fft.rfftfreq(2 * steps, dtype=torch.float64)
@@ -64,4 +67,4 @@ def colouring_matrix(steps: int, exponent: float) -> torch.Tensor:
     correlation = torch.fft.irfft(frequency**-exponent, n=2 * steps)
     time = torch.arange(steps)
     covariance = (correlation / correlation[0])[(time[:, None] - time).abs()]
-    return torch.linalg.cholesky(covariance).float()
+    return torch.linalg.cholesky(covariance).float().to(device)

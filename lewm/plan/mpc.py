@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,9 @@ import torch
 from lewm.config import PlanConfig
 from lewm.errors import PlanningError
 from lewm.plan.cost import OBJECTIVES, ControlEffort, Objective, TotalCost, add_up, squared_distance
-from lewm.plan.graph import GraphedStep
+from lewm.plan.graph import Recorder
 from lewm.plan.schedule import soonest
-from lewm.plan.solver import Problem, Solver, Stopping, solve
+from lewm.plan.solver import Problem, Search, Solver, Stopping, solve
 from lewm.plan.solvers import make_solver
 from lewm.types import Array, Context, Plan, WorldModel
 
@@ -90,10 +90,12 @@ class Planner:
         self.block_dim = model.frame_skip * model.action_dim
         # Fails now, not after a search, for a model without action statistics.
         model.denormalise_actions(torch.zeros(self.block_dim, device=model.device))
+        self._encoder = model.planning_encoder(self.config.precision)
         self._rollout = model.planning_rollout(self.config.precision, differentiable=self.solver.needs_gradient)
         self._check_differentiable()
         self._goals: dict[bytes, tuple[Array, torch.Tensor]] = {}
-        self._graphs: dict[tuple[int, ...], GraphedStep] = {}
+        self._record = Recorder(model.device, self.config.cuda_graph)
+        self._bounds_A = self._bounds()
 
     def plan(self, frames: Array, goal: Array, executed_actions: Array | None = None, key: int = 0) -> Plan:
         """One plan towards a goal image.
@@ -137,11 +139,9 @@ class Planner:
         inputs = z_BTD, past_BTA, goal_BD, keys_B, start_BHA
         if self.config.schedule == "soonest":
             return self._solve_all_horizons(inputs, horizon)
-        actions_BHA = self._search(inputs, self.objectives)
-        z_BSHD = self._imagine(inputs, actions_BHA)
-        costs_BS = add_up(self.objectives, z_BSHD, goal_BD, actions_BHA.unsqueeze(1))
-        distances_BH = squared_distance(z_BSHD[:, 0], goal_BD.unsqueeze(1))
-        return self._as_plans(actions_BHA, costs_BS[:, 0].tolist(), distances_BH.cpu().numpy())
+        actions_BHA, z_BSHD = self._search(inputs, self.objectives)
+        cost_B1 = add_up(self.objectives, z_BSHD, goal_BD, actions_BHA.unsqueeze(1))
+        return self._as_plans(actions_BHA, cost_B1, squared_distance(z_BSHD[:, 0], goal_BD.unsqueeze(1)))
 
     def _solve_all_horizons(self, inputs: tuple[torch.Tensor, ...], horizon: int) -> list[Plan]:
         """The schedule "soonest": one search per horizon, then the shortest good plan of each episode."""
@@ -150,33 +150,42 @@ class Planner:
         step_B = torch.arange(horizon, device=self.model.device).repeat(batch)
         # Searches of one episode must not share their noise.
         repeated = (*repeated[:3], repeated[3] + step_B, repeated[4])
-        actions_BHA = self._search(repeated, [functools.partial(_distance_at_step, step_B)])
-        reached_BH = squared_distance(self._imagine(repeated, actions_BHA)[:, 0], repeated[2].unsqueeze(1))
-        nearest = reached_BH[torch.arange(len(step_B)), step_B].view(batch, horizon).cpu().numpy()
-        chosen = [soonest(row) for row in nearest]
+        actions_BHA, z_BSHD = self._search(repeated, [functools.partial(_distance_at_step, step_B)])
+        reached_BH = squared_distance(z_BSHD[:, 0], repeated[2].unsqueeze(1))
+        nearest_BH = reached_BH.gather(1, step_B.unsqueeze(1)).view(batch, horizon)
+        chosen = [soonest(row) for row in nearest_BH.cpu().numpy()]
         rows = torch.tensor([i * horizon + h - 1 for i, h in enumerate(chosen)], device=self.model.device)
-        plans = self._as_plans(
-            actions_BHA[rows], nearest[range(batch), [h - 1 for h in chosen]], reached_BH[rows].cpu().numpy()
-        )
+        plans = self._as_plans(actions_BHA[rows], nearest_BH.view(-1, 1)[rows], reached_BH[rows])
         skip = self.model.frame_skip
         return [
             Plan(plan.actions[: h * skip], plan.cost, plan.distances[:h]) for plan, h in zip(plans, chosen, strict=True)
         ]
 
-    def _search(self, inputs: tuple[torch.Tensor, ...], objectives: Sequence[Objective]) -> torch.Tensor:
-        """Run the solver: z-scored plans (B, H, A)."""
-        config = self.config
-        stopping = Stopping(config.stop_spread, config.budget_ms and config.budget_ms / 1000)
-        make_problem = functools.partial(self._problem, objectives)
-        if self.model.device.type != "cuda" or not config.cuda_graph:
-            return solve(self.solver, make_problem(*inputs), stopping)
-        shape = (*inputs[0].shape, *inputs[4].shape)
-        if shape in self._graphs:
-            self._graphs[shape].load(inputs)
-        else:
-            self._graphs[shape] = GraphedStep(self.solver, inputs, make_problem)
-        step = self._graphs[shape]
-        return solve(self.solver, step.problem, stopping, step).clone()
+    def _search(
+        self, inputs: tuple[torch.Tensor, ...], objectives: Sequence[Objective]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the solver: z-scored plans (B, H, A), and where they lead, (B, 1, H, D)."""
+        stopping = Stopping(self.config.stop_spread, self.config.budget_ms and self.config.budget_ms / 1000)
+        if not stopping.possible:
+            search = functools.partial(self._search_to_the_end, objectives)
+            actions_BHA, z_BSHD = self._record("search", search, *inputs)
+            return actions_BHA, z_BSHD
+
+        def step(search: Search) -> Search:
+            after = self._record("step", functools.partial(self._step, objectives), *inputs, *search.tensors())
+            return Search.of(*after)
+
+        actions_BHA = solve(self.solver, self._problem(objectives, *inputs), stopping, step)
+        (z_BSHD,) = self._record("imagine", self._imagine, *inputs[:2], actions_BHA)
+        return actions_BHA, z_BSHD
+
+    def _search_to_the_end(self, objectives: Sequence[Objective], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        actions_BHA = solve(self.solver, self._problem(objectives, *inputs))
+        return actions_BHA, *self._imagine(inputs[0], inputs[1], actions_BHA)
+
+    def _step(self, objectives: Sequence[Objective], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One step of a search, from the five inputs of a problem and the tensors of the search."""
+        return self.solver.step(self._problem(objectives, *tensors[:5]), Search.of(*tensors[5:])).tensors()
 
     def _problem(
         self,
@@ -188,8 +197,8 @@ class Planner:
         start_BHA: torch.Tensor,
     ) -> Problem:
         cost = TotalCost(functools.partial(self._rollout, z_BTD, past_BTA), goal_BD, objectives)
-        low_A, high_A = self._bounds()
         horizon, skip = start_BHA.shape[1], self.model.frame_skip
+        low_A, high_A = self._bounds_A
         return Problem(cost, horizon, self.block_dim, keys_B, start_BHA, low_A, high_A, skip)
 
     def _bounds(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
@@ -200,14 +209,16 @@ class Planner:
         raw = torch.full((model.frame_skip, model.action_dim), limit, device=model.device)
         return model.normalise_actions(-raw), model.normalise_actions(raw)
 
-    def _imagine(self, inputs: tuple[torch.Tensor, ...], actions_BHA: torch.Tensor) -> torch.Tensor:
+    def _imagine(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BHA: torch.Tensor) -> tuple[torch.Tensor]:
         """Where plans lead: predictions (B, 1, H, D)."""
-        z_BTD, past_BTA = inputs[:2]
-        return self._rollout(z_BTD, past_BTA, actions_BHA.unsqueeze(1))
+        return (self._rollout(z_BTD, past_BTA, actions_BHA.unsqueeze(1)),)
 
-    def _as_plans(self, actions_BHA: torch.Tensor, costs: Iterable[float], distances: Array) -> list[Plan]:
-        raw = self.model.denormalise_actions(actions_BHA).flatten(1, 2).cpu().numpy()
-        return [Plan(*fields) for fields in zip(raw, map(float, costs), distances, strict=True)]
+    def _as_plans(self, actions_BHA: torch.Tensor, cost_B1: torch.Tensor, distances_BH: torch.Tensor) -> list[Plan]:
+        # Together, because each copy from the device is a wait for it.
+        results = torch.cat([actions_BHA.flatten(1), cost_B1, distances_BH], dim=1).cpu()
+        actions, cost, distances = results.split([actions_BHA[0].numel(), 1, distances_BH.shape[1]], dim=1)
+        raw = self.model.denormalise_actions(actions.view(actions_BHA.shape)).flatten(1, 2).numpy()
+        return [Plan(*fields) for fields in zip(raw, cost.flatten().tolist(), distances.numpy(), strict=True)]
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
@@ -256,7 +267,11 @@ class Planner:
                 f"The {what} must be uint8 images of {size} x {size} x 3, as the model was trained on; got "
                 f"{pixels.dtype} of shape {pixels.shape[1:]}. Render or resize to {size} pixels."
             )
-        return self.model.encode(torch.from_numpy(pixels).to(self.model.device))
+        (z,) = self._record("encode", self._embed, torch.from_numpy(pixels))
+        return z.clone()
+
+    def _embed(self, pixels: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self._encoder(pixels.to(self.model.device)),)
 
     def _start(self, request: Request, horizon: int) -> torch.Tensor:
         """Where a request's search begins, z-scored (H, A)."""
@@ -272,9 +287,9 @@ class Planner:
     def _check_differentiable(self) -> None:
         if not self.solver.needs_gradient:
             return
-        z = self.model.encode(
-            torch.zeros(1, 1, self.model.image_size, self.model.image_size, 3, dtype=torch.uint8).to(self.model.device)
-        ).detach()
+        size = self.model.image_size
+        (z,) = self._embed(torch.zeros(1, 1, size, size, 3, dtype=torch.uint8))
+        z = z.detach()
         actions = torch.zeros(1, 1, 1, self.block_dim, device=self.model.device, requires_grad=True)
         with torch.enable_grad():
             if not self._rollout(z, z.new_zeros(1, 0, self.block_dim), actions).requires_grad:

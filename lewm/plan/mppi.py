@@ -30,8 +30,7 @@ class MPPI:
         return Search.begin(problem.first_mean(), self.config.init_std)
 
     def step(self, problem: Problem, search: Search) -> Search:
-        noise_BSHA = problem.noise(self.config.samples, search.iteration)
-        plans_BSHA = problem.candidates(search.mean_BHA, search.std_BHA, noise_BSHA)
+        plans_BSHA = problem.sample(search.mean_BHA, search.std_BHA, self.config.samples, search.iteration)
         weight_BS11 = candidate_weights(problem.cost(plans_BSHA), self.config.temperature)[:, :, None, None]
         return search.next((weight_BS11 * plans_BSHA).sum(1), search.std_BHA * self.cooling)
 

@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from lewm.plan import kernels
+
 # SplitMix64 (Steele, Lea, Flood 2014): a Weyl sequence through a 64-bit mixing function. int64 wraps as uint64 does.
 _WEYL = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -33,6 +35,8 @@ def normal(keys_B: torch.Tensor, start: int | torch.Tensor, count: int) -> torch
 
     Two numbers come from each 64-bit word (Box-Muller), so ``start`` is even.
     """
+    if kernels.available(keys_B) and isinstance(start, torch.Tensor):
+        return kernels.normal(keys_B, start, count)
     words = torch.arange(1, 1 + (count + 1) // 2, device=keys_B.device) + start // 2
     bits = _mix(keys_B.unsqueeze(1) + words * _WEYL)
     u = ((bits >> 40) & _BITS_24).float().add_(1).mul_(2.0**-24)  # in (0, 1]: its logarithm is finite

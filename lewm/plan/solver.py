@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from lewm.plan import kernels
 from lewm.plan.noise import normal
 from lewm.types import Cost
 
@@ -53,13 +54,23 @@ class Problem:
         start = iteration * (count + count % 2)
         return normal(self.keys_B, start, count).view(-1, samples, self.horizon, self.block_dim)
 
+    def sample(
+        self, mean_BHA: torch.Tensor, std_BHA: torch.Tensor, samples: int, iteration: torch.Tensor
+    ) -> torch.Tensor:
+        """``candidates`` with this iteration's noise, (B, S, H, A)."""
+        if not kernels.available(mean_BHA):
+            return self.candidates(mean_BHA, std_BHA, self.noise(samples, iteration))
+        plans_BSN = kernels.sample(mean_BHA.flatten(1), std_BHA.flatten(1), self.keys_B, iteration, samples)
+        return self.bound(plans_BSN.unflatten(2, mean_BHA.shape[1:]))
+
     def candidates(self, mean_BHA: torch.Tensor, std_BHA: torch.Tensor, noise_BSHA: torch.Tensor) -> torch.Tensor:
         """Plans around a mean, within the bounds, (B, S, H, A).
 
         The mean itself is the first of them, so that the best point found so far is not lost to sampling.
         """
-        mean_B1HA = mean_BHA.unsqueeze(1)
-        return self.bound(torch.cat([mean_B1HA, mean_B1HA + std_BHA.unsqueeze(1) * noise_BSHA[:, 1:]], dim=1))
+        plans_BSHA = mean_BHA.unsqueeze(1) + std_BHA.unsqueeze(1) * noise_BSHA
+        plans_BSHA[:, 0] = mean_BHA
+        return self.bound(plans_BSHA)
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,11 @@ class Search:
         """A search before its first step."""
         iteration = torch.zeros((), dtype=torch.int64, device=mean_BHA.device)
         return Search(iteration, mean_BHA, torch.full_like(mean_BHA, std), memory)
+
+    @staticmethod
+    def of(iteration: torch.Tensor, mean_BHA: torch.Tensor, std_BHA: torch.Tensor, *memory: torch.Tensor) -> Search:
+        """The search that ``tensors`` was called on."""
+        return Search(iteration, mean_BHA, std_BHA, memory)
 
     def next(self, mean_BHA: torch.Tensor, std_BHA: torch.Tensor, memory: tuple[torch.Tensor, ...] = ()) -> Search:
         """The search one step later."""
@@ -113,6 +129,11 @@ class Stopping:
 
     spread: float | None = None
     seconds: float | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether a search may end early at all."""
+        return self.spread is not None or self.seconds is not None
 
     def reached(self, search: Search, started: float) -> bool:
         """Whether the search should end now."""

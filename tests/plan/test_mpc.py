@@ -15,7 +15,7 @@ from lewm.errors import PlanningError
 from lewm.model.world_model import LeWM
 from lewm.plan.cost import Objective, terminal_distance
 from lewm.plan.mpc import Memory, Planner, Request
-from lewm.types import Array, Context, Plan, RolloutFunction
+from lewm.types import Array, Context, EncoderFunction, Plan, RolloutFunction
 
 CONFIG = PlanConfig(horizon=2, samples=16, iterations=3, elites=4)
 POSITIONS = np.array([[50.0, 50.0], [60.0, 55.0], [70.0, 60.0], [150.0, 120.0], [170.0, 60.0], [40.0, 180.0]])
@@ -71,6 +71,9 @@ class ActionWorld:
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         self.encoded.append(pixels)
         return pixels[..., 0, :4, 0].float() / 16 - 8
+
+    def planning_encoder(self, precision: str) -> EncoderFunction:  # noqa: ARG002
+        return self.encode
 
     def planning_rollout(self, precision: str, differentiable: bool) -> RolloutFunction:  # noqa: ARG002
         return self.rollout
