@@ -31,8 +31,7 @@ from lewm.data.demonstrations import (
     locate_demonstrations,
 )
 from lewm.data.store import Attributes, EpisodeStore, merge_files, write_episodes
-from lewm.envs.base import WorldEnv
-from lewm.envs.experts import Expert
+from lewm.envs.base import Expert, WorldEnv
 from lewm.envs.registry import EnvEntry, env_entry, env_names, make_env, make_expert, register_env
 from lewm.errors import DataError, EnvError
 from lewm.rng import derive_seed, stream

@@ -1,12 +1,12 @@
 """What every lewm environment adds to Gymnasium's API.
 
 Collecting and evaluating need more than ``reset`` and ``step``: they put a world into a recorded state, ask whether a
-state counts as the goal, and draw frames of states that the world is not in.
+state counts as the goal, and draw frames of states that the world is not in. Collecting also needs an ``Expert``.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -221,6 +221,24 @@ class WorldEnv(gymnasium.Env[Array, Array]):
         if (checked < low).any() or (checked > high).any():
             raise EnvError(f"{name} must lie between {low} and {high}, got {checked}.")
         return checked
+
+
+class Expert(ABC):
+    """A policy for one episode; it may remember what it did, so each episode gets its own.
+
+    ``steps``: the episode has exactly so many actions; None: it ends at the goal, or after the environment's
+    ``episode_steps``.
+    """
+
+    steps: int | None = None
+
+    def begin(self, state: Array, goal: Array) -> tuple[Array, Array]:
+        """Start and goal, (state_dim,) each, of an episode for which the environment has drawn these two."""
+        return state, goal
+
+    @abstractmethod
+    def act(self, state: Array, goal: Array) -> Array:
+        """An action (action_dim,) that leads from ``state`` towards ``goal``, both (state_dim,)."""
 
 
 def _checked_array(values: Array, shape: tuple[int, ...], name: str) -> Array:

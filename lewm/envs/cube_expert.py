@@ -9,6 +9,7 @@ import numpy as np
 from ogbench.manipspace.lie import SO3
 from ogbench.manipspace.oracles.markov.cube_markov import CubeMarkovOracle
 
+from lewm.envs.base import Expert
 from lewm.envs.cube import (
     ARM_HIGH,
     ARM_LOW,
@@ -21,7 +22,6 @@ from lewm.envs.cube import (
     TARGET_HIGH,
     TARGET_LOW,
 )
-from lewm.envs.experts import Expert
 from lewm.types import Array
 
 CUBE_HALF = 0.02  # height of the centre of a cube that lies on the floor

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import numpy as np
 
+from lewm.envs.base import Expert
 from lewm.envs.tworoom import DOOR_Y, WALL_X
 from lewm.types import Array
 
 # So near to the door's centre the agent turns to the goal. Less than the door's half-extent: one that turns
 # too early, while the wall is still beside it, heads back to the centre before it could be stuck.
 DOOR_REACHED_DISTANCE = 10.5
-
-
-class Expert(ABC):
-    """A policy for one episode; it may remember what it did, so each episode gets its own.
-
-    ``steps``: the episode has exactly so many actions; None: it ends at the goal, or after the environment's
-    ``episode_steps``.
-    """
-
-    steps: int | None = None
-
-    def begin(self, state: Array, goal: Array) -> tuple[Array, Array]:
-        """Start and goal, (state_dim,) each, of an episode for which the environment has drawn these two."""
-        return state, goal
-
-    @abstractmethod
-    def act(self, state: Array, goal: Array) -> Array:
-        """An action (action_dim,) that leads from ``state`` towards ``goal``, both (state_dim,)."""
 
 
 class TwoRoomExpert(Expert):

@@ -58,7 +58,8 @@ def _import_without_gl(name: str) -> Any:
             os.environ["MUJOCO_GL"] = setting
 
 
-_open_painters: weakref.WeakSet[Painter] = weakref.WeakSet()
+# One for each kind of world and size of frame, as long as a world uses it: a GL context takes tens of megabytes.
+_painters: weakref.WeakValueDictionary[tuple[type, int], Painter] = weakref.WeakValueDictionary()
 
 
 def _close_first_at_exit() -> None:
@@ -71,7 +72,7 @@ def _close_first_at_exit() -> None:
 
 
 def _close_painters() -> None:
-    for painter in list(_open_painters):
+    for painter in list(_painters.values()):
         painter.close()
 
 
@@ -104,26 +105,29 @@ class MujocoEnv(WorldEnv):
 
     def _draw_states(self, states: Array) -> Array:
         if self._painter is None:
-            self._painter = Painter(self._scene(), self.camera, self.resolution)
-            for name, colour in self._colours.items():
-                self._painter.paint(self.object_geoms[name], colour)
+            self._painter = self._shared_painter()
+        for name, geoms in self.object_geoms.items():
+            self._painter.paint(geoms, self._colours.get(name))
         frames = np.empty((len(states), self.resolution, self.resolution, 3), np.uint8)
         for frame, state in zip(frames, states, strict=True):
             self._painter.draw(state, frame)
         return frames
 
+    def _shared_painter(self) -> Painter:
+        key = type(self), self.resolution
+        painter = _painters.get(key)
+        if painter is None:
+            painter = _painters[key] = Painter(self._scene(), self.camera, self.resolution)
+        return painter
+
     def _paint(self, name: str, colour: Colour | None) -> None:
         self._colours.pop(name, None)
         if colour is not None:
             self._colours[name] = colour
-        if self._painter is not None:
-            self._painter.paint(self.object_geoms[name], colour)
 
     def close(self) -> None:
-        """Free the renderer; the next frame would make another."""
-        if self._painter is not None:
-            self._painter.close()
-            self._painter = None
+        """Free the renderer, unless other worlds use it; the next frame would make another."""
+        self._painter = None
 
 
 def physics_model(model: Any) -> Any:
@@ -177,7 +181,6 @@ class Painter:
         self._camera.type, self._camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, model.camera(camera).id
         self._view = mujoco.MjrRect(0, 0, resolution, resolution)
         self._gl, self._context = _gl_context(model)
-        _open_painters.add(self)
         _close_first_at_exit()
 
     def draw(self, state: Array, frame: Array) -> None:
@@ -202,7 +205,6 @@ class Painter:
 
     def close(self) -> None:
         """Free the GL context; harmless when done twice."""
-        _open_painters.discard(self)
         if self._gl is not None:
             self._gl.make_current()  # or another painter's textures would be freed
             self._context.free()

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lewm.envs.experts import Expert
+from lewm.envs.base import Expert
 from lewm.types import Array
 
 

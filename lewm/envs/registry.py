@@ -23,7 +23,7 @@ from lewm.errors import EnvError, unknown_name
 from lewm.types import Demonstration
 
 if TYPE_CHECKING:
-    from lewm.envs.experts import Expert
+    from lewm.envs.base import Expert
 
 
 @dataclass(frozen=True)

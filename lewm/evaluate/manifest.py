@@ -1,7 +1,8 @@
-"""Frozen evaluation problems: pairs of a start state and a goal state, one JSON file per environment.
+"""Frozen evaluation problems: pairs of a start state and a goal state, two JSON files per environment.
 
 They were cut once from expert episodes that no dataset contains (the goal is the state some steps after the start),
-so every evaluation everywhere faces the same problems and needs no dataset. ``runs/manifests.sh`` made them.
+so every evaluation everywhere faces the same problems and needs no dataset. "paper" has a pair of each episode, as it
+comes; "strict" only those that are not solved before anything was done. ``runs/manifests.sh`` made them.
 """
 
 from __future__ import annotations
@@ -9,17 +10,24 @@ from __future__ import annotations
 import importlib.resources
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from lewm.checkpoint import write_json
+from lewm.checkpoint import disk_errors, write_json
 from lewm.data.collect import HELD_OUT_SEED, generate_episode
-from lewm.envs.registry import env_entry
-from lewm.errors import ConfigError
+from lewm.data.demonstrations import demonstrations_digest
+from lewm.envs.registry import EnvEntry, env_entry, make_env
+from lewm.errors import ConfigError, unknown_name
 from lewm.rng import stream
-from lewm.types import EpisodeSpec
+from lewm.types import Array, Demonstration, EpisodeSpec
+
+# What the packaged manifests are called, and how the names of their files end.
+PACKAGED = {"paper": "", "strict": "_strict"}
+PATIENCE = 1000  # episodes in a row that give no pair, after which none is to be expected
+_CUT = 2  # what a random stream of a held-out episode is for: where its pair begins
 
 
 @dataclass(frozen=True)
@@ -37,39 +45,85 @@ class Manifest:
         return self.pairs[:count]
 
 
-def load_manifest(env_name: str, path: Path | None = None) -> Manifest:
-    """The manifest in a file, or the one that comes with the package."""
+def load_manifest(env_name: str, manifest: str | Path | None = None) -> Manifest:
+    """A manifest that comes with the package, "paper" (None: this) or "strict", or the one in a file."""
     entry = env_entry(env_name)
-    source = path or importlib.resources.files("lewm.evaluate") / "manifests" / f"{entry.name}.json"
-    if not source.is_file():
-        missing = f"There is no manifest at {path}" if path else f"lewm has no evaluation manifest for {entry.gym_id}"
-        raise ConfigError(f"{missing}; `lewm.evaluate.manifest.build_manifest` makes one.")
+    source = _locate(entry, "paper" if manifest is None else str(manifest))
     try:
-        manifest = _from_document(json.loads(source.read_text()))
+        loaded = _from_document(json.loads(source.read_text()))
     except (ValueError, KeyError, TypeError) as error:
         expected = 'a JSON object {"environment": ID, "goal_offset": STEPS, "pairs": [{"start": STATE, "goal": STATE}]}'
         raise ConfigError(f"{source} is no manifest ({error!r}). Expected {expected}.") from error
-    if manifest.environment != entry.gym_id:
-        remedy = f"Evaluate with --env {manifest.environment}, or choose another manifest"
-        raise ConfigError(f"{source} has pairs of {manifest.environment}, not of {entry.gym_id}. {remedy}.")
-    return manifest
+    if loaded.environment != entry.gym_id:
+        remedy = f"Evaluate with --env {loaded.environment}, or choose another manifest"
+        raise ConfigError(f"{source} has pairs of {loaded.environment}, not of {entry.gym_id}. {remedy}.")
+    return loaded
 
 
-def build_manifest(env_name: str, count: int, goal_offset: int, path: Path) -> Manifest:
-    """Cut one pair from each of ``count`` held-out expert episodes, and write them to ``path``."""
-    pairs = list(itertools.islice(_held_out_pairs(env_name, goal_offset), count))
+def _locate(entry: EnvEntry, manifest: str) -> Traversable:
+    """The file of a manifest that is given by a packaged one's name, or by its path."""
+    make_one = "`lewm.evaluate.manifest.build_manifest` makes one"
+    if manifest in PACKAGED:
+        packaged = importlib.resources.files("lewm.evaluate") / "manifests" / f"{entry.name}{PACKAGED[manifest]}.json"
+        if not packaged.is_file():
+            raise ConfigError(f"lewm has no evaluation manifest {manifest!r} for {entry.gym_id}; {make_one}.")
+        return packaged
+    path = Path(manifest)
+    if path.is_file():
+        return path
+    if path.suffix or len(path.parts) > 1:
+        raise ConfigError(f"There is no manifest at {path}; {make_one}.")
+    raise ConfigError(f"{unknown_name('manifest', manifest, PACKAGED)} Nor is there a file of that name.")
+
+
+def build_manifest(
+    env_name: str,
+    count: int,
+    goal_offset: int,
+    path: Path,
+    unsolved_only: bool = False,
+    demonstrations: Sequence[Demonstration] | None = None,
+) -> Manifest:
+    """Cut one pair from each of ``count`` held-out expert episodes, and write them to ``path``.
+
+    unsolved_only: go on to further episodes for each pair whose start already counts as its goal.
+    demonstrations: the episodes are replays of those among them that are held out.
+    """
+    if count < 1 or goal_offset < 1:
+        raise ConfigError(f"count and goal_offset must be at least 1, got {count} and {goal_offset}.")
     settings = {"environment": env_entry(env_name).gym_id, "goal_offset": goal_offset, "held_out_seed": HELD_OUT_SEED}
+    if unsolved_only:
+        settings["unsolved_only"] = True
+    if demonstrations is not None:
+        settings["demonstrations"] = demonstrations_digest(demonstrations)
+    found = _held_out_pairs(env_name, goal_offset, unsolved_only, demonstrations)
+    pairs = [{"start": start.tolist(), "goal": goal.tolist()} for start, goal in itertools.islice(found, count)]
     document = {**settings, "pairs": pairs}
-    write_json(path, document)
+    with disk_errors(path):
+        write_json(path, document)
     return _from_document(document)
 
 
-def _held_out_pairs(env_name: str, goal_offset: int) -> Iterator[dict[str, list[float]]]:
-    for episode in itertools.count():
-        states = generate_episode(env_name, resolution=8, seed=HELD_OUT_SEED, index=episode)["state"]
-        if len(states) > goal_offset:
-            start = int(stream(HELD_OUT_SEED, episode, 2).integers(len(states) - goal_offset))
-            yield {"start": states[start].tolist(), "goal": states[start + goal_offset].tolist()}
+def _held_out_pairs(
+    env_name: str, goal_offset: int, unsolved_only: bool, demonstrations: Sequence[Demonstration] | None
+) -> Iterator[tuple[Array, Array]]:
+    """Starts and goals, (state_dim,) each, of the held-out episodes that are long enough, one after the other."""
+    fruitless, longest = 0, 0
+    with make_env(env_name, resolution=8) as env:
+        for episode in itertools.count():
+            what = (env_name, env.resolution, HELD_OUT_SEED, episode)
+            states = generate_episode(*what, demonstrations=demonstrations, draw=False)["state"]
+            fruitless, longest = fruitless + 1, max(longest, len(states) - 1)
+            if len(states) > goal_offset:
+                first = int(stream(HELD_OUT_SEED, episode, _CUT).integers(len(states) - goal_offset))
+                start, goal = states[first], states[first + goal_offset]
+                if not (unsolved_only and env.is_success(start, goal)):
+                    fruitless = 0
+                    yield start, goal
+            if fruitless == PATIENCE:
+                found = f"{PATIENCE} held-out episodes of {env_name} in a row, of at most {longest} steps, give no pair"
+                wanted = f"a goal {goal_offset} steps after the start" + ", unsolved there" * unsolved_only
+                raise ConfigError(f"{found} of {wanted}. Choose another goal_offset.")
 
 
 def _from_document(document: dict[str, Any]) -> Manifest:

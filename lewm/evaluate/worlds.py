@@ -87,14 +87,16 @@ class World:
         self.env = make_env(setting.entry.name, setting.resolution)
 
     def open(self) -> Opening:
-        """Go to the start of the episode."""
+        """Go to the start of the episode. A policy that looks at nothing is shown black, and no renderer is made."""
         env, spec = self.env, self.spec
         env.reset(seed=spec.index)
         env.set_state(np.array(spec.start))
         env.set_goal(np.array(spec.goal))
-        goal_image = env.render_states(np.array([spec.goal]))[0]
+        frame = goal_image = np.zeros((env.resolution, env.resolution, 3), np.uint8)
+        if self.setting.history:
+            frame, goal_image = env.render_states(np.stack([env.state, env.goal]))
         space = env.action_space
-        return Opening(env.state, env.goal_reached(), env.render(), goal_image, space.low, space.high)
+        return Opening(env.state, env.goal_reached(), frame, goal_image, space.low, space.high)
 
     def execute(self, order: Order) -> Happened:
         """Execute actions. Frames are drawn after the blocks that a policy will look back to, and nowhere else."""

@@ -63,7 +63,8 @@ def _quadrature(knots: int, t_min: float, t_max: float, device: torch.device) ->
     t = torch.linspace(t_min, t_max, knots, device=device)
     step = (t_max - t_min) / (knots - 1)
     weight = torch.full_like(t, 2 * step)
-    weight[0] = weight[-1] = step
+    weight[:1].fill_(step)  # not by assignment, which copies from the host: a step that is being recorded cannot
+    weight[-1:].fill_(step)
     return t, weight * (-0.5 * t**2).exp()
 
 

@@ -6,6 +6,7 @@ replayed as a whole on fixed buffers: inputs are copied in, and the outputs are 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -29,7 +30,8 @@ class Recorded:
             function(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        gc.collect()  # what is freed while recording can spoil it
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may use the device
             self._outputs = function(*self._inputs)
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:

@@ -223,10 +223,10 @@ class Planner:
     # -- inputs ------------------------------------------------------------------------------------------------------
 
     def _padded(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """On CUDA, repeat the last request up to a power of two: few shapes, so few graphs to record."""
+        """On CUDA, repeat the last request up to a rounder number: few shapes, so few graphs to record."""
         if self.model.device.type != "cuda":
             return requests
-        size = min(1 << (len(requests) - 1).bit_length(), max(self.config.batch_size, len(requests)))
+        size = round_size(len(requests), self.config.batch_size)
         return [*requests, *[requests[-1]] * (size - len(requests))]
 
     def _encode_contexts(self, contexts: Sequence[Context]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -305,3 +305,9 @@ def _distance_at_step(
     """Squared distance to the goal after each episode's own number of blocks."""
     z_BSD = torch.take_along_dim(z_BSHD, step_B[:, None, None, None], dim=2)[:, :, 0]
     return squared_distance(z_BSD, goal_BD.unsqueeze(1))
+
+
+def round_size(count: int, most: int) -> int:
+    """The next rounder number, four of them between powers of two; above ``most`` only if ``count`` is."""
+    grain = 1 << max(0, (count - 1).bit_length() - 3)
+    return min(-(-count // grain) * grain, max(most, count))

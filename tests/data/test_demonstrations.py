@@ -15,7 +15,7 @@ from lewm.data.collect import HELD_OUT_SEED, collect, generate_episode
 from lewm.data.demonstrations import choose_demonstration, demonstrations_digest, load_demonstrations
 from lewm.data.store import EpisodeStore
 from lewm.envs import registry
-from lewm.envs.experts import Expert
+from lewm.envs.base import Expert
 from lewm.envs.registry import env_entry
 from lewm.errors import DataError, EnvError
 from lewm.rng import stream

@@ -98,3 +98,17 @@ def test_a_simulation_that_diverges_is_an_error_and_no_new_episode():
     with pytest.raises(EnvError, match="diverged"):
         advance(env._model, env._data, substeps=1)
     assert env._model.opt.disableflags & int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
+
+
+def test_worlds_of_a_kind_share_a_renderer_but_not_their_colours():
+    plain, painted = make_env("reacher", resolution=56), make_env("reacher", resolution=56)
+    for env in (plain, painted):
+        env.reset(seed=1)
+    before = plain.render()
+    painted.paint("arm", (0, 255, 0))
+    assert (painted.render() != before).any()
+    assert np.array_equal(plain.render(), before)
+    assert plain._painter is painted._painter
+    plain.close()
+    assert (painted.render() != before).any(), "closing one leaves the other's renderer alone"
+    painted.close()

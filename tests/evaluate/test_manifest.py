@@ -5,23 +5,134 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lewm.data.collect import HELD_OUT_SEED, generate_episode
+from lewm.data.demonstrations import demonstrations_digest, load_demonstrations
 from lewm.envs.registry import make_env
-from lewm.errors import ConfigError, EnvError
-from lewm.evaluate.manifest import build_manifest, load_manifest
+from lewm.errors import CheckpointError, ConfigError, EnvError
+from lewm.evaluate import manifest as manifest_module
+from lewm.evaluate.manifest import PACKAGED, build_manifest, load_manifest
+from lewm.types import Demonstration, EpisodeSpec
 
 # Changing the pairs changes every published number; this makes it a deliberate act.
-TWOROOM_SHA256 = "9108cf81cee5769336c710c8df214d6e2cced7c038edef36a063d69b23f8fb32"
+PAIRS_SHA256 = {
+    "tworoom": "9108cf81cee5769336c710c8df214d6e2cced7c038edef36a063d69b23f8fb32",
+    "tworoom_strict": "9458d341409b82214cdb91159abecefddb5252c0b6bccc51cca773535ada79eb",
+    "pusht": "c20bce3c354583759e3d9a60a02859e7204729aee26826b877778a07845ab577",
+    "pusht_strict": "c2b25b4389957eaba8b93f2aba731afe940e5aeb4b76b7f96478ced0dd835022",
+    "reacher": "585f52341c8d813522ed9f6d81be93b971f264322207b24cf54de2fde6a60fe0",
+    "reacher_strict": "9435af082adfa8030dfe24d09b45a02c11d37f675312133be629b908012af73c",
+    "cube": "281d8cb151eeb92de77e21f0934d184c497713874193cac2be272a1158d0e520",
+    "cube_strict": "5171d37aa445d80d8223a140df972d8c3b8233f5fae22cae7f3fed37acdeb15f",
+}
+OFFSET, ENDS = 25, ("start", "goal")
+ALL_ENVS = pytest.mark.parametrize("env_name", ["tworoom", "pusht", "reacher", "cube"])
+ALL_MANIFESTS = pytest.mark.parametrize("name", PACKAGED)
 
 
-def test_tworooms_pairs_are_frozen():
-    resource = importlib.resources.files("lewm.evaluate") / "manifests" / "tworoom.json"
-    pairs = json.loads(resource.read_text())["pairs"]
-    assert hashlib.sha256(json.dumps(pairs).encode()).hexdigest() == TWOROOM_SHA256
+def packaged_document(file_stem: str) -> dict:
+    return json.loads((importlib.resources.files("lewm.evaluate") / "manifests" / f"{file_stem}.json").read_text())
+
+
+def demonstrations_of(env_name: str) -> list[Demonstration] | None:
+    """What the environment's held-out episodes are replays of, if of anything."""
+    if env_name != "pusht":
+        return None
+    if not os.environ.get("LEWM_PUSHT_DEMOS"):
+        pytest.skip("Push-T's pairs come from demonstrations: set LEWM_PUSHT_DEMOS to their file")
+    return load_demonstrations(os.environ["LEWM_PUSHT_DEMOS"])
+
+
+@pytest.mark.parametrize("file_stem", PAIRS_SHA256)
+def test_the_pairs_are_frozen(file_stem: str):
+    pairs = packaged_document(file_stem)["pairs"]
+    assert hashlib.sha256(json.dumps(pairs).encode()).hexdigest() == PAIRS_SHA256[file_stem]
+
+
+@ALL_ENVS
+@ALL_MANIFESTS
+def test_the_pairs_can_be_posed(env_name: str, name: str):
+    manifest = load_manifest(env_name, name)
+    assert manifest.goal_offset == OFFSET
+    assert [pair.index for pair in manifest.pairs] == list(range(200))
+    with make_env(env_name, resolution=8) as env:
+        for pair in manifest.pairs:
+            env.set_goal(np.array(pair.goal))  # raises outside the state space
+            env.set_state(np.array(pair.start))
+            np.testing.assert_allclose(env.state, pair.start, rtol=1e-9, atol=1e-9)
+            if name == "strict":
+                assert not env.goal_reached()
+
+
+@ALL_ENVS
+def test_strict_goes_on_where_the_papers_pairs_end(env_name: str):
+    """The paper's pairs that are not solved at the start are the first of the strict ones."""
+
+    def start_and_goal(pairs: Sequence[EpisodeSpec]) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+        return [(pair.start, pair.goal) for pair in pairs]
+
+    paper, strict = load_manifest(env_name).pairs, load_manifest(env_name, "strict").pairs
+    with make_env(env_name, resolution=8) as env:
+        unsolved = [pair for pair in paper if not env.is_success(np.array(pair.start), np.array(pair.goal))]
+    assert 100 < len(unsolved) < 200
+    assert start_and_goal(strict[: len(unsolved)]) == start_and_goal(unsolved)
+    assert not set(start_and_goal(strict[len(unsolved) :])) & set(start_and_goal(paper))
+
+
+@ALL_ENVS
+@ALL_MANIFESTS
+def test_rebuilding_gives_the_pairs(env_name: str, name: str, tmp_path: Path):
+    demonstrations, frozen = demonstrations_of(env_name), load_manifest(env_name, name)
+    options = {"unsolved_only": name == "strict", "demonstrations": demonstrations}
+    rebuilt = build_manifest(env_name, 3, OFFSET, tmp_path / "pairs.json", **options)
+    assert rebuilt.environment == frozen.environment
+    for pair, expected in zip(rebuilt.pairs, frozen.pairs, strict=False):
+        # Another processor may round a simulation in another way.
+        np.testing.assert_allclose(pair.start, expected.start, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(pair.goal, expected.goal, rtol=1e-6, atol=1e-6)
+
+
+def cut_at(states: np.ndarray, pair: EpisodeSpec) -> int | None:
+    """The row of an episode's states (L, state_dim) from which a pair was cut, if it was."""
+    starts, goals = states[:-OFFSET], states[OFFSET:]
+    rows = np.isclose(starts, pair.start).all(axis=1) & np.isclose(goals, pair.goal).all(axis=1)
+    return int(np.argmax(rows)) if rows.any() else None
+
+
+@ALL_ENVS
+def test_the_recorded_actions_lead_from_each_start_to_its_goal(env_name: str):
+    demonstrations, pairs = demonstrations_of(env_name), list(load_manifest(env_name).first(4))
+    with make_env(env_name, resolution=8) as env:
+        for index in range(2 * len(pairs)):  # some episodes are too short to give a pair
+            what = (env_name, env.resolution, HELD_OUT_SEED, index)
+            episode = generate_episode(*what, demonstrations=demonstrations, draw=False)
+            if not pairs or (first := cut_at(episode["state"], pairs[0])) is None:
+                continue
+            env.set_goal(np.array(pairs[0].goal))
+            env.set_state(np.array(pairs[0].start))
+            for action in episode["action"][first : first + OFFSET]:
+                env.step(action)
+            np.testing.assert_allclose(env.state, pairs.pop(0).goal, rtol=1e-6, atol=1e-6)
+            assert env.goal_reached()
+    assert not pairs, "an episode must be found for each pair"
+
+
+@ALL_MANIFESTS
+def test_pushts_block_has_to_move_in_most_pairs(name: str):
+    starts, goals = (np.array([getattr(pair, end) for pair in load_manifest("pusht", name).pairs]) for end in ENDS)
+    assert (np.linalg.norm((goals - starts)[:, 2:4], axis=1) > 1).sum() == 167
+
+
+def test_pushts_pairs_name_their_demonstrations():
+    demonstrations = demonstrations_of("pusht")
+    for ending in PACKAGED.values():
+        assert packaged_document(f"pusht{ending}")["demonstrations"] == demonstrations_digest(demonstrations)
 
 
 def test_tworooms_pairs_make_sense():
@@ -30,7 +141,7 @@ def test_tworooms_pairs_make_sense():
     assert manifest.environment == "lewm/TwoRoom-v0"
     assert manifest.goal_offset == 25
     assert [pair.index for pair in manifest.pairs] == list(range(200))
-    starts, goals = (np.array([getattr(pair, name) for pair in manifest.pairs]) for name in ("start", "goal"))
+    starts, goals = (np.array([getattr(pair, name) for pair in manifest.pairs]) for name in ENDS)
     for states in (starts, goals):
         assert len(np.unique(states, axis=0)) == 200
         for state in states:
@@ -42,7 +153,7 @@ def test_tworooms_pairs_make_sense():
     assert np.median(distance) > 16, "most pairs must not be solved at the start"
 
 
-def test_rebuilding_gives_the_frozen_pairs(tmp_path: Path):
+def test_rebuilding_tworooms_pairs_is_exact(tmp_path: Path):
     frozen = load_manifest("tworoom")
     path = tmp_path / "tworoom.json"
     rebuilt = build_manifest("tworoom", count=5, goal_offset=25, path=path)
@@ -58,6 +169,57 @@ def test_the_first_pairs_are_a_prefix():
     assert manifest.first(200) == manifest.pairs
     with pytest.raises(ConfigError, match=r"eval\.episodes is 201.*has 200 pairs"):
         manifest.first(201)
+
+
+@pytest.mark.parametrize("same", [None, "paper"])
+def test_the_papers_pairs_are_the_default(same: str | None):
+    assert load_manifest("tworoom", same) == load_manifest("tworoom")
+    assert load_manifest("tworoom", "strict").pairs != load_manifest("tworoom").pairs
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    with pytest.raises(ConfigError, match=r"Unknown manifest 'strickt'\. Did you mean 'strict'\?.*Nor is there a file"):
+        load_manifest("tworoom", "strickt")
+
+
+def test_a_file_needs_no_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    built = build_manifest("tworoom", count=2, goal_offset=25, path=Path("mine"))
+    assert load_manifest("tworoom", "mine") == built
+
+
+def test_unsolved_pairs_alone(tmp_path: Path):
+    # So few steps that most pairs are solved at once.
+    every, unsolved = (
+        build_manifest("tworoom", 60, 8, tmp_path / "pairs.json", unsolved_only=only) for only in (False, True)
+    )
+    env = make_env("tworoom", resolution=8)
+    solved = [bool(env.is_success(np.array(pair.start), np.array(pair.goal))) for pair in every.pairs]
+    left = [pair.start for pair, done in zip(every.pairs, solved, strict=True) if not done]
+    assert 5 < len(left) < 55
+    assert [pair.start for pair in unsolved.pairs[: len(left)]] == left
+    assert not any(env.is_success(np.array(pair.start), np.array(pair.goal)) for pair in unsolved.pairs)
+
+
+@pytest.mark.parametrize("unsolved_only", [False, True])
+def test_building_ends_where_no_pair_is_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsolved_only: bool):
+    monkeypatch.setattr(manifest_module, "PATIENCE", 20)
+    # No episode has 500 steps; and where none moves by 16 px in one, each pair is solved at the start.
+    offset = 1 if unsolved_only else 500
+    with pytest.raises(ConfigError, match=rf"20 held-out episodes of tworoom .* goal {offset} steps after the start"):
+        build_manifest("tworoom", 1, offset, tmp_path / "pairs.json", unsolved_only)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("count", "goal_offset"), [(0, 25), (1, 0)])
+def test_a_manifest_has_pairs_and_distant_goals(tmp_path: Path, count: int, goal_offset: int):
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        build_manifest("tworoom", count, goal_offset, tmp_path / "pairs.json")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"nowhere/pairs\.json cannot be written"):
+        build_manifest("tworoom", 1, 25, tmp_path / "nowhere" / "pairs.json")
 
 
 def test_an_unknown_environment_has_no_manifest():

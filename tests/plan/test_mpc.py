@@ -14,7 +14,7 @@ from lewm.envs.registry import make_env
 from lewm.errors import PlanningError
 from lewm.model.world_model import LeWM
 from lewm.plan.cost import Objective, terminal_distance
-from lewm.plan.mpc import Memory, Planner, Request
+from lewm.plan.mpc import Memory, Planner, Request, round_size
 from lewm.types import Array, Context, EncoderFunction, Plan, RolloutFunction
 
 CONFIG = PlanConfig(horizon=2, samples=16, iterations=3, elites=4)
@@ -360,3 +360,13 @@ def test_memory_of_one_frame_keeps_no_blocks():
     memory.add(np.ones((5, 2), np.float32), np.ones((2, 2, 3), np.uint8))
     assert memory.context().frames[:, 0, 0, 0].tolist() == [1]
     assert len(memory.context().executed) == 0
+
+
+def test_batches_are_padded_little_to_few_sizes():
+    sizes = {count: round_size(count, most=50) for count in range(1, 51)}
+    assert len(set(sizes.values())) <= 19
+    assert all(count <= size <= 1.25 * count for count, size in sizes.items())
+    assert sizes[1] == 1
+    assert sizes[10] == 10
+    assert sizes[50] == 50, "no more than asked for at most"
+    assert round_size(60, most=50) == 60
