@@ -8,10 +8,14 @@ every window, this code
 - computes tokens that all candidates share (real frames and executed actions) once, not once per candidate;
 - evaluates each action's modulation once, though its token appears in up to ``history`` windows;
 - follows only the last token through the last layer, where nothing else is read;
+- spares a window's first token its query, key and value. A softmax does not change when all its scores are shifted,
+  and its weights sum to one: keys and values can be counted from the first token's. Then its score is zero, and its
+  part of every answer is one narrow product, the values' and the output's weights multiplied beforehand;
+- folds what is constant into weights: the norms' affine parts, BatchNorm, the attention's scale, the one of 1 + scale;
 - writes attention over a handful of tokens out as products that fuse, instead of calling a kernel built for thousands.
 
-Shapes as in ``lewm.types``; additionally n new tokens, m tokens they attend to, h heads, w their width. The candidates'
-axis S has size 1 where a token is shared by all of them.
+Shapes as in ``lewm.types``; additionally n new tokens, h heads, w their width. Tokens come first, (n, B, S, D), so that
+those of a window lie together in memory. The candidates' axis S has size 1 where a token is shared by all of them.
 """
 
 from __future__ import annotations
@@ -29,16 +33,20 @@ if TYPE_CHECKING:
     from lewm.model.predictor import AdaLNBlock
     from lewm.model.world_model import LeWM, Projector
 
-# Keys and values (B, S or 1, m, h, w) of one group of tokens.
-_KeysValues = tuple[torch.Tensor, torch.Tensor]
+_Affine = tuple[torch.Tensor, torch.Tensor]  # weight and bias
+_KeyValue = tuple[torch.Tensor, torch.Tensor]  # of one token (B, S or 1, h, w)
 
 
 @dataclass
-class _Window:
-    """What is known of the current window: its first token, and each layer's keys and values so far."""
+class _Seen:
+    """What a layer's attention remembers of a window.
 
-    start: int
-    layers: list[list[_KeysValues]] = field(default_factory=list)
+    first: the first token as attention reads it and what attention makes of it, (1, B, S or 1, D) each.
+    later: key and value of each later token, less the first token's.
+    """
+
+    first: tuple[torch.Tensor, torch.Tensor] | None = None
+    later: list[_KeyValue] = field(default_factory=list)
 
 
 class FastRollout:
@@ -61,58 +69,60 @@ class FastRollout:
             # All layers' modulations come from one product.
             modulations = [_affine(block.modulation[1], dtype) for block in blocks]
             self._modulation = tuple(torch.cat(tensors) for tensors in zip(*modulations, strict=True))
+            # Subclasses' kernels take the scales as they are.
+            self._modulation_bias = _add_one_to_scales(self._modulation[1], len(blocks))
             self._layers = [_Layer(block, dtype) for block in blocks]
             self._positions = model.predictor.positions[0].detach().to(dtype, copy=True)
-            self._norm = _affine(model.predictor.norm, dtype)
-            self._project = _fold_batch_norm(model.prediction_projector, dtype)
+            hidden, out = _fold_batch_norm(model.prediction_projector, torch.float32)
+            self._project = _cast(_fold_norm(model.predictor.norm, *hidden), dtype), _cast(out, dtype)
 
     def __call__(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor:
         """Predictions (B, S, H, D) in float32; arguments as for ``LeWM.rollout``."""
         context, horizon = z_BTD.shape[1], actions_BSHA.shape[2]
-        z = [z_BTD[:, None, t].to(self.dtype) for t in range(context)]
-        shared, own = self._modulate(past_BTA.unsqueeze(1)), self._modulate(actions_BSHA)
-        window: _Window | None = None
-        fresh = 0
+        z = [z_BTD[:, t, None].to(self.dtype) for t in range(context)]
+        shared, own = self._modulate(past_BTA.transpose(0, 1).unsqueeze(2)), self._modulate(actions_BSHA.movedim(2, 0))
+        window: list[_Seen] = []
+        window_start, fresh = -1, 0
         for end in range(context, context + horizon):
             start = max(0, end - self.history)
-            if window is None or window.start != start:
-                window, fresh = _Window(start, [[] for _ in self._layers]), start
+            if window_start != start:
+                window, window_start, fresh = [_Seen() for _ in self._layers], start, start
             shared_end = min(end, context - 1)
             if fresh < shared_end:
-                self._advance(window, z, shared[:, :, fresh:shared_end], shared_end, read_last=False)
-            first_own = max(fresh, shared_end) - shared_end
-            z.append(self._advance(window, z, own[:, :, first_own : end - shared_end], end, read_last=True))
+                tokens = self._place(z[fresh:shared_end], fresh - start)
+                self._advance(window, tokens, shared[fresh:shared_end], read_last=False)
+            first_own = max(fresh, shared_end)
+            tokens = self._place(z[first_own:end], first_own - start)
+            z.append(self._advance(window, tokens, own[first_own - shared_end : end - shared_end], read_last=True))
             fresh = end
         return torch.stack(z[context:], dim=2).float()
 
     def _modulate(self, actions: torch.Tensor) -> torch.Tensor:
-        """Action blocks (B, S, n, A) -> all layers' shifts, scales and gates (B, S, n, layers*6*D)."""
+        """Action blocks (n, B, S, A) -> all layers' shifts, 1 + scales and gates (n, B, S, layers*6*D)."""
         reduce, hidden, out = self._embed_action
         embedded = F.linear(F.silu(F.linear(F.linear(actions.to(self.dtype), *reduce), *hidden)), *out)
-        return F.linear(F.silu(embedded), *self._modulation)
+        return F.linear(F.silu(embedded), self._modulation[0], self._modulation_bias)
 
-    def _advance(
-        self, window: _Window, z: list[torch.Tensor], modulation: torch.Tensor, end: int, read_last: bool
-    ) -> torch.Tensor:
-        """Send the tokens before ``end``, as many as have a modulation, through all layers.
+    def _place(self, z: list[torch.Tensor], position: int) -> torch.Tensor:
+        """Embeddings (B, S or 1, D) of n tokens that stand in a window from ``position`` on -> (n, B, S or 1, D)."""
+        return torch.stack(torch.broadcast_tensors(*z)) + self._positions[position : position + len(z), None, None]
 
-        Returns the prediction of the last one (B, S, D). With ``read_last`` False only keys and values are kept, and
+    def _advance(self, window: list[_Seen], x: torch.Tensor, modulation: torch.Tensor, read_last: bool) -> torch.Tensor:
+        """Send new tokens (n, B, S or 1, D) through all layers; ``modulation`` (n, B, S, layers*6*D).
+
+        Returns the prediction of the last one (B, S, D). With ``read_last`` False, the window remembers the tokens and
         the result means nothing.
         """
-        tokens = [z[i] + self._positions[i - window.start] for i in range(end - modulation.shape[2], end)]
-        x = torch.stack(torch.broadcast_tensors(*tokens), dim=2)
         per_layer = modulation.unflatten(-1, (len(self._layers), 6, -1)).unbind(-3)
-        for depth, layer in enumerate(self._layers):
-            last_layer = depth == len(self._layers) - 1
-            outputs = x.shape[2] if not last_layer else int(read_last)
-            x = layer(x, per_layer[depth], window.layers[depth], outputs)
-        return self._predict(x[:, :, -1]) if read_last else x
+        for layer, mod, seen in zip(self._layers, per_layer, window, strict=True):
+            outputs = len(x) if layer is not self._layers[-1] else int(read_last)
+            x = layer(x, mod, seen, outputs)
+        return self._predict(x[-1]) if read_last else x
 
     def _predict(self, x: torch.Tensor) -> torch.Tensor:
         """A last-layer token (B, S, D) -> the embedding it predicts."""
         hidden, out = self._project
-        x = F.layer_norm(x, x.shape[-1:], *self._norm)
-        return F.linear(F.gelu(F.linear(x, *hidden)), *out)
+        return _linear(F.gelu(_linear(F.layer_norm(x, x.shape[-1:]), *hidden)), *out)
 
 
 class _Layer:
@@ -121,35 +131,69 @@ class _Layer:
     def __init__(self, block: AdaLNBlock, dtype: torch.dtype) -> None:
         attention, mlp = block.attention, block.mlp
         self.heads = attention.heads
-        self.attention_norm = _affine(attention.norm, dtype)
-        self.qkv = attention.qkv.weight.detach().to(dtype, copy=True)
-        self.out = _affine(attention.out, dtype)
-        self.mlp_norm, self.hidden, self.mlp_out = (_affine(mlp[i], dtype) for i in (0, 1, 4))
+        no_bias = attention.qkv.weight.new_zeros(attention.qkv.weight.shape[0])
+        weight, bias = _fold_norm(attention.norm, attention.qkv.weight, no_bias)
+        (query, _, value), (query_bias, _, value_bias) = weight.chunk(3), bias.chunk(3)
+        scale = attention.head_width**-0.5
+        out_weight, out_bias = _affine(attention.out, torch.float32)
+        self.query = _cast((query * scale, query_bias * scale), dtype)
+        # Of these, only differences between tokens are asked for: a bias would cancel.
+        self.keys_values = weight[len(query) :].to(dtype)
+        self.out = out_weight.to(dtype)
+        self.alone = _cast((out_weight @ value, out_weight @ value_bias + out_bias), dtype)
+        self.hidden = _cast(_fold_norm(mlp[0], *_affine(mlp[1], torch.float32)), dtype)
+        self.mlp_out = _affine(mlp[4], dtype)
 
-    def __call__(self, x: torch.Tensor, mod: torch.Tensor, seen: list[_KeysValues], outputs: int) -> torch.Tensor:
-        """Tokens (B, S, n, D), their modulation (B, S, n, 6, D) -> the last ``outputs`` of them, updated.
-
-        ``seen`` holds earlier tokens' keys and values; these tokens' own are appended to it.
-        """
+    def __call__(self, x: torch.Tensor, mod: torch.Tensor, seen: _Seen, outputs: int) -> torch.Tensor:
+        """Tokens (n, B, S or 1, D), their modulation (n, B, S, 6, D) -> the last ``outputs`` of them, updated."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = mod.unbind(-2)
-        normed = _modulated_norm(x, shift_a, scale_a, self.attention_norm)
-        inner, n = self.qkv.shape[0] // 3, x.shape[2]
-        # A token that sees only itself takes its own value: no query is needed.
-        alone = n == 1 and not seen
-        if outputs == n and not alone:
-            q, k, v = _linear(normed, self.qkv).unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        else:
-            k, v = _linear(normed, self.qkv[inner:]).unflatten(-1, (2, self.heads, -1)).unbind(-3)
-        seen.append((k, v))
+        attended = self._attend(_modulated_norm(x, shift_a, scale_a), seen, outputs)
         if outputs == 0:
             return x
-        if outputs < n:
-            q = _linear(normed[:, :, n - outputs :], self.qkv[:inner]).unflatten(-1, (self.heads, -1))
-        x, gate_a, shift_m, scale_m, gate_m = (t[:, :, n - outputs :] for t in (x, gate_a, shift_m, scale_m, gate_m))
-        attended = v if alone else _attend(q, seen)
-        x = x + gate_a * _linear(attended.flatten(-2), *self.out)
-        normed = _modulated_norm(x, shift_m, scale_m, self.mlp_norm)
-        return x + gate_m * _linear(F.gelu(_linear(normed, *self.hidden)), *self.mlp_out)
+        x, gate_a, shift_m, scale_m, gate_m = (t[-outputs:] for t in (x, gate_a, shift_m, scale_m, gate_m))
+        x = torch.addcmul(x, gate_a, attended)
+        normed = _modulated_norm(x, shift_m, scale_m)
+        return torch.addcmul(x, gate_m, _linear(F.gelu(_linear(normed, *self.hidden)), *self.mlp_out))
+
+    def _attend(self, tokens: torch.Tensor, seen: _Seen, outputs: int) -> torch.Tensor:
+        """Normalised tokens (n, B, S, D) -> what attention makes of the last ``outputs`` of them, (outputs, B, S, D).
+
+        ``seen`` is brought up to date. With ``outputs`` 0, the result means nothing.
+        """
+        if seen.first is not None:
+            return self._attend_later(tokens, *seen.first, seen.later, outputs)
+        first, later = tokens[:1], tokens[1:]
+        answer = _linear(first, *self.alone)
+        seen.first = first, answer
+        if len(later) == 0:
+            return answer
+        if outputs <= len(later):
+            return self._attend_later(later, first, answer, seen.later, outputs)
+        return torch.cat([answer, self._attend_later(later, first, answer, seen.later, len(later))])
+
+    def _attend_later(
+        self, tokens: torch.Tensor, first: torch.Tensor, answer: torch.Tensor, later: list[_KeyValue], outputs: int
+    ) -> torch.Tensor:
+        """``_attend`` for tokens that are not a window's first; their keys and values are appended to ``later``."""
+        keys, values = _linear(tokens - first, self.keys_values).unflatten(-1, (2, self.heads, -1)).unbind(-3)
+        later += zip(keys, values, strict=True)
+        if outputs == 0:
+            return tokens
+        queries = _linear(tokens[-outputs:], *self.query).unflatten(-1, (self.heads, -1))
+        # Each query sees one token more than the one before it.
+        known = len(later) - outputs + 1
+        mixed = [_mix(query, later[: known + i]).flatten(-2) for i, query in enumerate(queries)]
+        return _linear(torch.stack(mixed) if outputs > 1 else mixed[0].unsqueeze(0), self.out) + answer
+
+
+def _mix(q: torch.Tensor, later: list[_KeyValue]) -> torch.Tensor:
+    """A query (B, S, h, w) over a first token, whose key and value count as zero, and later ones -> (B, S, h, w)."""
+    scores = [(q * k).sum(-1, keepdim=True) for k, _ in later]
+    weights = torch.stack([torch.zeros_like(scores[0]), *scores]).softmax(0)[1:]
+    mixed = weights[0] * later[0][1]
+    for weight, (_, value) in zip(weights[1:], later[1:], strict=True):
+        mixed = torch.addcmul(mixed, weight, value)
+    return mixed
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -157,42 +201,37 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     return F.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
 
 
-def _modulated_norm(
-    x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, affine: tuple[torch.Tensor, torch.Tensor]
-) -> torch.Tensor:
-    """AdaLN's modulation, and the second LayerNorm that the released network has behind it."""
-    x = F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale) + shift
-    return F.layer_norm(x, x.shape[-1:], *affine)
+def _modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """AdaLN's modulation, and the second LayerNorm that the released network has behind it, less its affine part."""
+    x = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=1e-6), scale)
+    return F.layer_norm(x, x.shape[-1:])
 
 
-def _attend(q: torch.Tensor, seen: list[_KeysValues]) -> torch.Tensor:
-    """Queries (B, S, n, h, w) of the newest tokens over all tokens seen -> (B, S, n, h, w).
-
-    The last group seen is the queries' own, so each query sees one token more than the one before it.
-    """
-    q = q * q.shape[-1] ** -0.5
-    n, own = q.shape[2], seen[-1][0].shape[2]
-    answers = []
-    for i in range(n):
-        keys, values = seen[-1][0][:, :, : own - n + 1 + i], seen[-1][1][:, :, : own - n + 1 + i]
-        answers.append(_attend_one(q[:, :, i : i + 1], [*seen[:-1], (keys, values)]))
-    return torch.cat(answers, dim=2) if n > 1 else answers[0]
-
-
-def _attend_one(q: torch.Tensor, seen: list[_KeysValues]) -> torch.Tensor:
-    """One query (B, S, 1, h, w) over tokens in groups of m -> (B, S, 1, h, w)."""
-    weights = torch.cat([(q * k).sum(-1) for k, _ in seen], dim=2).softmax(dim=2)
-    parts = weights.unsqueeze(-1).split([k.shape[2] for k, _ in seen], dim=2)
-    return torch.stack([(w * v).sum(2, keepdim=True) for w, (_, v) in zip(parts, seen, strict=True)]).sum(0)
-
-
-def _affine(layer: nn.Module, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _affine(layer: nn.Module, dtype: torch.dtype) -> _Affine:
     """Weight and bias of a linear or normalisation layer, detached."""
     weight, bias = cast("tuple[torch.Tensor, torch.Tensor]", (layer.weight, layer.bias))
     return weight.detach().to(dtype, copy=True), bias.detach().to(dtype, copy=True)
 
 
-def _fold_batch_norm(projector: Projector, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _cast(affine: _Affine, dtype: torch.dtype) -> _Affine:
+    """The same in another type."""
+    return affine[0].to(dtype), affine[1].to(dtype)
+
+
+def _add_one_to_scales(bias: torch.Tensor, layers: int) -> torch.Tensor:
+    """The modulations' bias (layers*6*D) with which they yield 1 + scale for scale."""
+    bias = bias.unflatten(0, (layers, 6, -1)).clone()
+    bias[:, [1, 4]] += 1
+    return bias.flatten()
+
+
+def _fold_norm(norm: nn.Module, weight: torch.Tensor, bias: torch.Tensor) -> _Affine:
+    """A linear layer with the affine part of the LayerNorm in front of it folded in."""
+    gain, offset = _affine(norm, torch.float32)
+    return weight * gain, bias + weight @ offset
+
+
+def _fold_batch_norm(projector: Projector, dtype: torch.dtype) -> list[_Affine]:
     """A projector's two linear layers, with its BatchNorm's fixed statistics folded into the first."""
     norm = cast("nn.BatchNorm1d", projector[1])
     mean, variance = cast("tuple[torch.Tensor, torch.Tensor]", (norm.running_mean, norm.running_var))

@@ -30,7 +30,7 @@ class Recorded:
             function(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        gc.collect()  # what is freed while recording can spoil it
+        gc.collect()  # an older graph that is freed while this one is recorded would spoil it
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may use the device
             self._outputs = function(*self._inputs)
 

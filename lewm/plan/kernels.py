@@ -58,7 +58,7 @@ def refit(plans_BSN: torch.Tensor, cost_BS: torch.Tensor, elites: int) -> tuple[
     mean, std = plans_BSN.new_empty(2, b, n).unbind(0)
     samples = triton.next_power_of_2(s)
     _refit_kernel[b, triton.cdiv(n, COLUMNS)](
-        plans_BSN, cost_BS, mean, std, s, n, elites, SAMPLES=samples, COLUMNS=COLUMNS
+        plans_BSN.contiguous(), cost_BS.contiguous(), mean, std, s, n, elites, SAMPLES=samples, COLUMNS=COLUMNS
     )
     return mean, std
 

@@ -8,6 +8,7 @@ generator as it is seeded then, so that dropout remains a function of (seed, ste
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -149,6 +150,7 @@ class RecordedStep:
 
     def _record(self, batch: Batch, directions_DM: torch.Tensor) -> None:
         self._quiet()
+        gc.collect()  # an older graph that is freed while this one is recorded would spoil it
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from lewm.config import PredictorConfig, preset
 from lewm.errors import PlanningError
@@ -13,10 +14,10 @@ from lewm.model.rollout import FastRollout
 from lewm.model.world_model import LeWM
 
 
-def random_model(history: int) -> LeWM:
+def random_model(history: int, heads: int = 2) -> LeWM:
     """Untrained, but nothing in it is trivial: neither the zero-initialised modulation nor BatchNorm's statistics."""
     torch.manual_seed(history)
-    predictor = PredictorConfig(depth=3, heads=2, head_width=8, mlp_width=32)
+    predictor = PredictorConfig(depth=3, heads=heads, head_width=8, mlp_width=32)
     model = LeWM(replace(preset("debug").model, predictor=predictor, history=history)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -36,7 +37,7 @@ def random_futures(model: LeWM, context: int, horizon: int, seed: int = 0) -> tu
 
 
 @pytest.mark.parametrize("horizon", range(1, 7))
-@pytest.mark.parametrize(("history", "context"), [(1, 1), (3, 1), (3, 2), (3, 3)])
+@pytest.mark.parametrize(("history", "context"), [(1, 1), (2, 2), (3, 1), (3, 2), (3, 3), (4, 3)])
 @torch.no_grad()
 def test_predictions_are_those_of_the_model(history: int, context: int, horizon: int):
     model = random_model(history)
@@ -60,6 +61,18 @@ def test_gradients_are_those_of_the_model(history: int, context: int):
     (gradient,) = torch.autograd.grad((weights * FastRollout(model)(z, past, actions)).sum(), actions)
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4)
     assert expected.abs().amax((0, 1, 3)).min() > 1e-2
+
+
+@torch.no_grad()
+def test_attention_to_itself_alone_costs_one_product_whatever_the_number_of_heads():
+    counts = []
+    for heads in (2, 8):
+        model = random_model(history=1, heads=heads)
+        rollout, arguments = FastRollout(model), random_futures(model, 1, 3)
+        with FlopCounterMode(display=False) as counter:
+            rollout(*arguments)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 @torch.no_grad()
