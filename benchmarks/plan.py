@@ -34,8 +34,7 @@ from lewm.plan.solver import Problem
 from lewm.types import ActionStats, Context
 
 SAMPLES, ITERATIONS, HORIZON, SKIP, ACTION_DIM = 300, 30, 5, 5, 2
-# Multiplications and additions of a plan: rollouts of five blocks from one frame, as the GPU kernels arrange them, and as
-# `lewm/model/rollout.py` does.
+# Multiplications and additions of a plan from one frame, as the GPU kernels arrange them, and as FastRollout does.
 FLOPS_PER_PLAN = {"cuda": 1.63e12, "cpu": 1.42e12}
 
 
@@ -58,19 +57,27 @@ def public_info(frames: np.ndarray, goals: np.ndarray, device: str) -> dict[str,
     return {"pixels": prepare(frames), "goal": prepare(goals), "action": action}
 
 
-def time_it(call: Callable[[], Any], repeats: int, device: str) -> list[float]:
-    """Seconds of each of ``repeats`` calls, after one that is not counted."""
+def time_it(repeats: int, device: str, *calls: Callable[[], Any]) -> list[float]:
+    """Median seconds of each of several calls, after one that is not counted.
+
+    They take turns, so that whatever else the machine does slows all of them down.
+    """
+    seconds: list[list[float]] = [[] for _ in calls]
+    for _ in range(repeats + 1):
+        for call, times in zip(calls, seconds, strict=True):
+            times.append(timed(call, device))
+    return [statistics.median(times[1:]) for times in seconds]
+
+
+def timed(call: Callable[[], Any], device: str) -> float:
+    """Seconds of one call."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
     call()
-    seconds = []
-    for _ in range(repeats):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return seconds
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
 
 
 def public_solver(network: torch.nn.Module, environments: int, iterations: int, device: str) -> Any:
@@ -93,11 +100,12 @@ def compare(network: torch.nn.Module, model: LeWM, environments: int, device: st
     nothing_done = np.zeros((0, 0, 0))
     requests = [Request(Context(frames[i, None], nothing_done), goals[i], key=i) for i in range(environments)]
     info = public_info(frames, goals, device)
-    theirs_repeats = 3 if environments == 1 else 1
-    ours = statistics.median(time_it(lambda: planner.plan_many(requests), 3 if on_cpu else 20, device))
     with quiet():
         public = public_solver(network, environments, iterations, device)
-        theirs = statistics.median(time_it(lambda: public.solve(dict(info)), theirs_repeats, device))
+        repeats = 3 if environments == 1 else 1
+        ours, theirs = time_it(repeats, device, lambda: planner.plan_many(requests), lambda: public.solve(dict(info)))
+        if not on_cpu:  # nothing else uses the device, and one call is soon over
+            (ours,) = time_it(20, device, lambda: planner.plan_many(requests))
     scale = ITERATIONS / iterations * 1000
     return {
         "environments": environments,
@@ -148,7 +156,7 @@ def latency(model: LeWM, device: str, repeats: int = 200) -> dict[str, float]:
     planner = Planner(model)
     frames, goals = inputs(8)
     calls = iter(range(10**9))
-    seconds = time_it(lambda: planner.plan(frames[next(calls) % 8], goals[0]), repeats, device)
+    seconds = [timed(lambda: planner.plan(frames[next(calls) % 8], goals[0]), device) for _ in range(repeats + 1)][1:]
     p50, p99 = np.percentile(seconds, [50, 99]) * 1000
     return {"p50_ms": p50, "p99_ms": p99, "p99/p50": p99 / p50}
 
@@ -160,8 +168,7 @@ def search_only(model: LeWM, environments: int, precision: str = "auto") -> floa
     z = torch.randn(environments, 1, 192, device=device)
     start = torch.zeros(environments, HORIZON, SKIP * ACTION_DIM, device=device)
     arguments = (z, z.new_zeros(environments, 0, 10), z[:, 0] + 1, torch.arange(environments, device=device), start)
-    seconds = time_it(lambda: planner._search(arguments, planner.objectives), 30, "cuda")
-    return statistics.median(seconds) * 1000
+    return time_it(30, "cuda", lambda: planner._search(arguments, planner.objectives))[0] * 1000
 
 
 def main() -> None:

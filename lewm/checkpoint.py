@@ -1,9 +1,10 @@
 """Files that hold a model: safetensors weights beside a JSON description. Never pickled, never half-written.
 
-    DIR/model.safetensors    the weights
+    DIR/model.safetensors    the weights, in float32 or, after `lewm export`, in bf16
     DIR/config.json          format version, architecture, action statistics, SHA-256 of the weights
 
-Both appear under their names once they are complete on disk; the hash tells files of two pairs apart.
+Both appear under their names once they are complete on disk; the hash tells files of two pairs apart. Some such folders
+come with lewm and have names: ``pretrained_models``.
 """
 
 from __future__ import annotations
@@ -19,26 +20,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save, save_file
 
-from lewm.errors import CheckpointError
+from lewm.errors import CheckpointError, unknown_name
 from lewm.version import __version__
 
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
+# Where models that have names are: inside an installed package, beside the package in a checkout.
+PRETRAINED = (Path(__file__).parent / "pretrained", Path(__file__).parents[1] / "pretrained")
 
 
-def save_model(directory: str | Path, tensors: Mapping[str, torch.Tensor], description: dict[str, Any]) -> Path:
-    """Write weights and their description; an interruption or a full disk leaves what was there before."""
-    directory = Path(directory)
+def save_model(
+    directory: str | Path,
+    tensors: Mapping[str, torch.Tensor],
+    description: dict[str, Any],
+    texts: Mapping[str, str] | None = None,
+) -> Path:
+    """Write weights, their description and further ``texts`` by file name.
+
+    An interruption or a full disk leaves what was there before.
+    """
+    directory, texts = Path(directory), texts or {}
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        with replacing(directory / WEIGHTS, directory / CONFIG) as (weights, config):
+        paths = [directory / name for name in (WEIGHTS, CONFIG, *texts)]
+        with replacing(*paths) as (weights, config, *others):
             write_tensors(weights, tensors)
-            versions = {"format": "lewm", "format_version": FORMAT_VERSION, "lewm_version": __version__}
-            document = {**versions, "weights_sha256": _sha256(weights), **description}
+            for path, text in zip(others, texts.values(), strict=True):
+                path.write_text(text, encoding="utf-8")
+            header = {"format": "lewm", "format_version": FORMAT_VERSION, "lewm_version": __version__}
+            header["weights_sha256"] = _sha256(weights)
+            document = header | description | header  # first in the file, and not to be contradicted
             config.write_text(json.dumps(document, indent=2) + "\n")
     return directory
 
@@ -69,7 +84,7 @@ def load_document(directory: Path) -> dict[str, Any]:
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], source: Path) -> None:
-    """Raise unless both mappings have the same names and shapes."""
+    """Raise unless both mappings have the same names, shapes and kinds of numbers; bf16 may stand for float32."""
     problems = [f"missing {name}" for name in expected if name not in tensors]
     problems += [f"unexpected {name}" for name in tensors if name not in expected]
     problems += [
@@ -77,13 +92,33 @@ def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, to
         for name in expected
         if name in tensors and tensors[name].shape != expected[name].shape
     ]
+    problems += [
+        f"{name} has numbers of type {tensors[name].dtype} instead of {expected[name].dtype}"
+        for name in expected
+        if name in tensors and tensors[name].dtype not in _dtypes_for(expected[name].dtype)
+    ]
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise CheckpointError(f"The weights in {source} do not fit the model they describe: {shown}.")
 
 
+def _dtypes_for(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """What a file may hold for a tensor of a given type."""
+    return (torch.float32, torch.bfloat16) if dtype == torch.float32 else (dtype,)
+
+
+def pretrained_models() -> dict[str, Path]:
+    """The folders of the models that come with lewm, by name."""
+    found = [path.parent for folder in PRETRAINED for path in folder.glob(f"*/{CONFIG}")]
+    return {folder.name: folder for folder in sorted(found) if (folder / WEIGHTS).is_file()}
+
+
 def resolve(source: str | Path) -> Path:
-    """The folder with a model's files: a folder itself, a run's newest checkpoint, or a hub download."""
+    """The folder with a model's files.
+
+    ``source`` is such a folder, a run's (its newest checkpoint), the name of a model that comes with lewm, or a
+    Hugging Face repository. A folder that exists is preferred to a name.
+    """
     path = Path(source)
     if (path / CONFIG).is_file() and (path / WEIGHTS).is_file():
         return path
@@ -92,6 +127,8 @@ def resolve(source: str | Path) -> Path:
         if newest is None:
             raise CheckpointError(f"{path} holds neither {WEIGHTS} and {CONFIG} nor a run's checkpoints.")
         return newest
+    if len(path.parts) == 1 and path.name and not path.name.startswith("."):
+        return _named(path.name)
     if path.is_absolute() or str(source).count("/") != 1 or str(source).startswith("."):
         raise CheckpointError(f"No model at {path}: no such folder.")
     from huggingface_hub import snapshot_download
@@ -102,6 +139,14 @@ def resolve(source: str | Path) -> Path:
     except Exception as error:
         problem = f"{str(source)!r} is not a folder here, and could not be fetched as a Hugging Face repository"
         raise CheckpointError(f"{problem}: {error}") from error
+
+
+def _named(name: str) -> Path:
+    known = pretrained_models()
+    if name in known:
+        return known[name]
+    problem = unknown_name("model", name, known) if known else f"Unknown model {name!r}: none comes with this lewm."
+    raise CheckpointError(f"{problem} Nor is there a folder of that name.")
 
 
 def latest(directory: Path) -> Path | None:
@@ -135,7 +180,23 @@ def prune(directory: Path, keep: int) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a safetensors file; it is for ``write_folder`` or ``replacing`` to make it appear whole."""
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    save_file(_plain(tensors), path)
+
+
+def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The SHA-256 that the file of these tensors will have."""
+    return hashlib.sha256(save(_plain(tensors))).hexdigest()
+
+
+def weights_precision(directory: Path) -> str:
+    """How a model's folder holds its weights: "float32", or "bf16" if any of them is."""
+    with safe_open(directory / WEIGHTS, "pt") as file:
+        kinds = {file.get_slice(name).get_dtype() for name in sorted(file.keys())}
+        return "bf16" if "BF16" in kinds else "float32"
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -113,7 +113,9 @@ class EvalArgs:
     manifest: str | None = None  # Short for --eval.manifest.
     solver: SolverName | None = None  # Short for --plan.solver.
     fixed_flops: float | None = None  # Choose plan.iterations so that a plan takes at most so much arithmetic.
-    out: Path | None = None  # Where to write the results as JSON; None: evaluation.json in the checkpoint's folder.
+    # Where to write the results as JSON; None: evaluation.json in the checkpoint's folder, or, for a model given by
+    # name, NAME_evaluation.json here.
+    out: Path | None = None
     videos: int = 0  # Show so many episodes as GIFs, in a folder beside the results.
     seed: int = 0  # Of the planner's random streams.
     device: str = "auto"  # auto: cuda, then mps, then cpu.
@@ -129,7 +131,7 @@ class EvalArgs:
 
 def evaluate(arguments: list[str]) -> None:
     """Measure how often planning reaches an environment's frozen goals"""
-    source, rest = _take_positional(arguments, "eval", "CHECKPOINT", "a model folder, a run folder or a hub id")
+    source, rest = _take_positional(arguments, "eval", "CHECKPOINT", "a model or run folder, a name or a hub id")
     from lewm import checkpoint
     from lewm.evaluate import animation, flops, runner
     from lewm.model.world_model import LeWM
@@ -149,7 +151,8 @@ def evaluate(arguments: list[str]) -> None:
     config = replace(run, env=args.env, seed=args.seed, device=args.device, plan=plan, eval=settings)
     with progress_bar(console, "plan") as on_progress:
         evaluation = runner.evaluate(model, config, on_progress)
-    out = args.out or folder / "evaluation.json"
+    given_by_name = not Path(source).exists()  # then its folder is the package's or a cache
+    out = args.out or (Path(f"{Path(source).name}_evaluation.json") if given_by_name else folder / "evaluation.json")
     evaluation.save(out, folder)
     _print_rates(evaluation.rates())
     _say(f"Results: {out}")
@@ -157,6 +160,26 @@ def evaluate(arguments: list[str]) -> None:
         videos = out.with_name(f"{out.stem}_videos")
         animation.write_videos(videos, config.env, evaluation.results[: args.videos])
         _say(f"Videos: {videos}")
+
+
+@dataclass(frozen=True)
+class ExportArgs:
+    """Make of a run a small folder to publish: bf16 weights, description and a model card. Repeat it as you like."""
+
+    run: tyro.conf.Positional[str]  # A run folder: its newest checkpoint; or any model folder.
+    out: tyro.conf.Positional[Path]  # The folder to write; what else is in it stays.
+    evaluations: tuple[Path, ...] = ()  # Results of `lewm eval OUT`, for the card.
+
+
+def export(arguments: list[str]) -> None:
+    """Write a run's model for others: bf16 weights and a model card"""
+    args = _parse(ExportArgs, arguments, "export")
+    from lewm import checkpoint
+    from lewm.export.writer import export_run
+
+    out = export_run(args.run, args.out, args.evaluations)
+    size = (out / checkpoint.WEIGHTS).stat().st_size / 1e6
+    _say(f"Exported to {out}: {size:.1f} MB of weights, {len(args.evaluations)} evaluations in the card.")
 
 
 @dataclass(frozen=True)
@@ -184,7 +207,7 @@ def compare(arguments: list[str]) -> None:
 class InfoArgs:
     """Say what a checkpoint, a run or a dataset holds."""
 
-    path: tyro.conf.Positional[str]  # A model folder, a run folder, a hub id or a dataset file.
+    path: tyro.conf.Positional[str]  # A model folder, a run folder, a model's name, a hub id or a dataset file.
 
 
 def info(arguments: list[str]) -> None:
@@ -321,6 +344,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "collect": collect,
     "train": train,
     "eval": evaluate,
+    "export": export,
     "compare": compare,
     "info": info,
     "data": data,

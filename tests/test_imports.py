@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "understand": BASICS | SERVICES | {"video", "envs", "data", "model", "train", "plan", "baselines", "evaluate"},
 }
 # The package itself and the command line with its verbs may import everything; nothing above imports them.
-UNRESTRICTED = {"__init__", "__main__", "cli", "demo", "describe"}
+UNRESTRICTED = {"__init__", "__main__", "cli", "demo", "describe", "export"}
 
 PLOTTING_AND_LOGGING = {"matplotlib", "rich", "tensorboard", "logging", "tyro"}
 MAY_NOT_IMPORT_FROM_OUTSIDE = {

@@ -187,9 +187,10 @@ class LeWM(nn.Module):
 
     @classmethod
     def from_pretrained(cls, source: str | Path, device: str | torch.device = "auto") -> LeWM:
-        """Load a model, in evaluation mode, from a folder, a run's folder, or a Hugging Face repository id.
+        """Load a model, in evaluation mode and float32.
 
-        Loading is strict: missing, extra or misshapen tensors and damaged files are errors.
+        source: a folder, a run's folder, the name of a model that comes with lewm ("pusht"), or a Hugging Face
+        repository id. Loading is strict: missing, extra or misshapen tensors and damaged files are errors.
         """
         directory = checkpoint.resolve(source)
         tensors, document = checkpoint.load_model(directory)

@@ -187,7 +187,9 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         self._stop_if_not_finite()
-        progress = {"windows": len(self.data.training), "env": self.config.env}
+        kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
+        device = f"{self.processes.count} × {kind}, torch {torch.__version__}"
+        progress = {"windows": len(self.data.training), "env": self.config.env, "device": device}
         if self.processes.is_first:
             self.last_checkpoint = self.run.save(self.step, self.state, progress)
         self.last_checkpoint = self.processes.from_first(self.last_checkpoint)

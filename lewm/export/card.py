@@ -1,0 +1,169 @@
+"""The model card: what a model was trained on and how, what it reaches, and how to repeat both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lewm import checkpoint
+from lewm.config import Config, PlanConfig, from_dict
+from lewm.errors import DataError
+from lewm.evaluate.stats import Rate
+from lewm.export.commands import collect_command, eval_command, train_command
+from lewm.model.world_model import LeWM
+
+CARD = "README.md"
+# The lines of an evaluation's table, and the columns of the card's.
+RATES = {
+    "planning with the world model": "success",
+    "planning with the world model, strict": "strict success",
+    "random policy": "random",
+    "random policy, strict": "random, strict",
+}
+SOLVED_AT_START = "already solved at the start"
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a card says of one evaluation. rates: by the labels of the evaluation's own table."""
+
+    config: Config
+    goal_offset: int
+    rates: dict[str, Rate]
+    seconds_per_plan: float
+    device: str
+    versions: dict[str, str]
+
+    @staticmethod
+    def read(path: Path, digest: str) -> Evaluated:
+        """From a results file, which must be about the weights with this SHA-256."""
+        document = checkpoint.read_json(path)
+        try:
+            found = document["checkpoint"] and document["checkpoint"]["weights_sha256"]
+            figures = {name: document["rates"][name] for name in (*RATES, SOLVED_AT_START)}
+            rates = {name: Rate(rate["successes"], rate["episodes"]) for name, rate in figures.items()}
+            seconds, config = document["times"]["seconds_per_plan_p50"], from_dict(Config, document["config"])
+            what = (config, document["goal_offset"], rates, seconds, document["device"], document["versions"])
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
+        if found != digest:
+            expected = f"SHA-256 {str(found)[:12]}… there, {digest[:12]}… exported here"
+            remedy = "Export first, then give `lewm eval` the exported folder, and export again with its results"
+            raise DataError(f"{path} has figures of other weights ({expected}). {remedy}.")
+        return Evaluated(*what)
+
+
+def model_card(name: str, description: dict[str, Any], model: LeWM, evaluations: Sequence[Evaluated]) -> str:
+    """The Markdown of a card. description: what the model's config.json says."""
+    run = from_dict(Config, description["run"])
+    sections = [
+        "---\nlibrary_name: lewm\nlicense: mit\ntags: [world-model, planning]\n---",
+        _introduction(name, description, model),
+        f"## Success\n{_success(evaluations)}",
+        f"## Data\n{_table(_data_rows(description['data']))}",
+        f"## Training\n{_table(_training_rows(description['training'], run))}",
+        f"## Commands\n{_commands(name, description, run, evaluations)}",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _introduction(name: str, description: dict[str, Any], model: LeWM) -> str:
+    config, vit = model.config, model.config.encoder
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    size = f"{millions:.2f} M parameters, matrices in bf16, vectors in float32"
+    encoder = f"ViT/{vit.patch_size} at {vit.image_size} px, embedding of {config.embed_dim}"
+    actions = f"blocks of {config.frame_skip} actions of {config.action_dim} numbers"
+    world = f" for `{description['environment']}`" if description["environment"] else ""
+    return (
+        f"# {name}\nA LeWorldModel{world}: {size}; {encoder}, history {config.history}, "
+        f'{actions}.\n\n```python\nimport lewm\n\nmodel = lewm.LeWM.from_pretrained("{name}")\n```'
+    )
+
+
+def _success(evaluations: Sequence[Evaluated]) -> str:
+    if not evaluations:
+        return "Not evaluated yet."
+    header = ["pairs", "replanning", *RATES.values(), "solved at start", "planner", "s per plan"]
+    rows = [_success_row(evaluation) for evaluation in evaluations]
+    settings, offset = evaluations[0].config.eval, evaluations[0].goal_offset
+    explained = (
+        "Planning with exactly these weights, after their conversion to bf16, on frozen pairs that no dataset has: "
+        f"goals {offset} steps ahead, {settings.budget} actions allowed. `success`: the paper's protocol; `strict "
+        "success` leaves out pairs that are solved at the start, and does not count passing through the goal. Wilson "
+        "intervals at 95 %. `random`: uniform actions on the same pairs. `s per plan`: the median; plans made together "
+        "share their time equally."
+    )
+    where = "; ".join(sorted({_environment(evaluation) for evaluation in evaluations}))
+    return f"{explained}\n\n{_table([header, *rows])}\n\nEvaluated on {where}."
+
+
+def _success_row(evaluation: Evaluated) -> list[str]:
+    plan, settings = evaluation.config.plan, evaluation.config.eval
+    rates, solved = (str(evaluation.rates[name]) for name in RATES), evaluation.rates[SOLVED_AT_START]
+    already = f"{solved.successes}/{solved.total}"
+    manifest = Path(settings.manifest or "paper").name
+    return [manifest, plan.schedule, *rates, already, _planner(plan), f"{evaluation.seconds_per_plan:.2g}"]
+
+
+def _planner(plan: PlanConfig) -> str:
+    width = plan.samples if plan.solver in ("cem", "icem", "mppi") else plan.restarts
+    elites = f", {plan.elites} elites" if plan.solver in ("cem", "icem") else ""
+    return f"{plan.solver} {width}×{plan.iterations}{elites}, horizon {plan.horizon}"
+
+
+def _environment(evaluation: Evaluated) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in evaluation.versions.items())
+    return f"{evaluation.device} ({versions})"
+
+
+def _data_rows(data: dict[str, Any] | None) -> list[list[str]]:
+    if data is None:
+        return [["", ""], ["dataset", "not recorded: it was not there when the model was exported"]]
+    strided = f", of one step in {data['frame_stride']}" if data["frame_stride"] > 1 else ""
+    rows = {
+        "environment": data["environment"],
+        "episodes": f"{data['episodes']:,}, of {data['steps']:,} steps in all",
+        "frames": f"{data['frames']:,} of {data['resolution']} px{strided}",
+        "seed": data["seed"],
+        "generator": f"`{data['generator']}`" if data["generator"] else None,
+        "demonstrations": f"SHA-256 `{data['demonstrations']}`" if data["demonstrations"] else None,
+    }
+    return [["", ""], *([name, str(value)] for name, value in rows.items() if value is not None)]
+
+
+def _training_rows(training: dict[str, Any] | None, run: Config) -> list[list[str]]:
+    if training is None:
+        return [["", ""], ["training", "not recorded"]]
+    settings, minutes = run.train, training.get("minutes")
+    decay = f"cosine to {100 * settings.final_lr_fraction:g} %" if settings.schedule == "cosine" else "constant"
+    rows = {
+        "steps": f"{training['step']:,} of {settings.steps:,}, {settings.batch_size} windows each",
+        "windows": f"{training['windows']:,}",
+        "minutes": f"{minutes:.1f} (reading data and compiling not counted)" if minutes else None,
+        "device": training.get("device"),
+        "learning rate": f"{settings.lr:g}, {settings.warmup_steps} steps of warm-up, {decay}",
+        "optimiser": f"AdamW, weight decay {settings.weight_decay:g}, gradient norm at most {settings.clip_norm:g}",
+        "SIGReg": f"weight {run.sigreg.weight:g}, {run.sigreg.directions} directions",
+        "average of weights": f"decay {settings.ema:g}" if settings.ema else "none",
+        "seed": str(run.seed),
+        "precision": settings.precision,
+    }
+    return [["", ""], *([name, value] for name, value in rows.items() if value is not None)]
+
+
+def _commands(name: str, description: dict[str, Any], run: Config, evaluations: Sequence[Evaluated]) -> str:
+    data = description["data"]
+    known = data is not None and data["environment"] is not None and data["seed"] is not None
+    lines = [collect_command(data, run.data)] if known else []
+    if description["training"]:
+        lines += [train_command(run), f"lewm export {run.out or 'RUN'} pretrained/{name}"]
+    lines += [eval_command(name, run, evaluation.config) for evaluation in evaluations]
+    demos = "\n\n`DEMOS`: demonstrations with the content above." if known and data["demonstrations"] else ""
+    return "```\n" + "\n".join(lines) + f"\n```{demos}"
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    header, *body = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([header, f"|{' --- |' * (header.count('|') - 1)}", *body])

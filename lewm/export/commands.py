@@ -1,0 +1,66 @@
+"""The command lines that repeat what a model's files record."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lewm.config import PRESETS, Config, preset, to_dict
+from lewm.envs.registry import env_entry
+
+
+def collect_command(data: Mapping[str, Any], out: Path | None) -> str:
+    """`lewm collect` for a dataset, given its facts. Demonstrations are known by their content, not their place."""
+    name = env_entry(data["environment"]).name
+    sizes = ("episodes", "resolution", "frame_stride", "seed")
+    options = [part for size in sizes for part in _option(size, data[size])]
+    demos = ["--demos", "DEMOS"] if data["demonstrations"] else []
+    return shlex.join(["lewm", "collect", name, *options, *demos, "--out", str(out or f"data/{name}.h5")])
+
+
+def train_command(config: Config) -> str:
+    """`lewm train` for a run: the preset that it is nearest to, and what differs."""
+    files = {"--data": config.data, "--out": config.out}
+    config = replace(config, data=None, out=None, device="auto")
+    changed = {name: _changes(to_dict(preset(name)), to_dict(config)) for name in PRESETS}
+    nearest = min(changed, key=lambda name: len(changed[name]))
+    places = [part for option, path in files.items() if path for part in (option, str(path))]
+    return shlex.join(["lewm", "train", nearest, *places, *_options(changed[nearest])])
+
+
+def eval_command(name: str, run: Config, config: Config) -> str:
+    """`lewm eval` for an evaluation with ``config`` of the model ``name``, whose run's settings are the defaults."""
+    asked = replace(run, env=config.env, seed=config.seed, plan=config.plan, eval=config.eval)
+    return shlex.join(["lewm", "eval", name, *_options(_changes(to_dict(run), to_dict(asked)))])
+
+
+def portable(config: Config) -> Config:
+    """A run's settings without the places of its files on one machine."""
+    data, out = config.data and Path("data") / config.data.name, config.out and Path("runs") / config.out.name
+    return replace(config, data=data, out=out)
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """The settings of ``new`` that differ from those of ``old``, by dotted name."""
+    changed: dict[str, Any] = {}
+    for name, value in new.items():
+        if isinstance(value, dict):
+            changed |= _changes(old[name], value, f"{section}{name}.")
+        elif value != old[name]:
+            changed[f"{section}{name}"] = value
+    return changed
+
+
+def _options(settings: Mapping[str, Any]) -> list[str]:
+    return [part for name, value in settings.items() for part in _option(name, value)]
+
+
+def _option(name: str, value: Any) -> list[str]:
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        section, _, field = name.rpartition(".")
+        return [f"--{section}.{field}" if value else f"--{section}.no-{field}"]
+    return [f"--{name}", str(value)]

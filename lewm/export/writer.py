@@ -1,0 +1,89 @@
+"""Export a run: a small folder from which anyone can plan, and that says where the model comes from.
+
+    OUT/model.safetensors   weights in bf16, 36 MB at full size
+    OUT/config.json         architecture, action statistics, dataset, training, settings
+    OUT/README.md           the model card: figures with intervals, and the commands that repeat them
+
+The same run gives the same bytes, so that an evaluation of the exported folder stays valid when the run is exported
+again, now with its figures: its file names the SHA-256 of the weights that it measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lewm import checkpoint
+from lewm.config import Config, from_dict, to_dict
+from lewm.data.store import EpisodeStore
+from lewm.export.card import CARD, Evaluated, model_card
+from lewm.export.commands import portable
+from lewm.model.world_model import LeWM
+from lewm.train.logs import read_metrics
+
+
+def export_run(source: str | Path, out: Path, evaluations: Sequence[Path] = ()) -> Path:
+    """Write the model of a run (or of any model's folder) to ``out``, with a card that has these evaluations of it.
+
+    evaluations: files that `lewm eval` wrote, of the exported weights: others are refused, and nothing is written.
+    """
+    folder = checkpoint.resolve(source)
+    document = checkpoint.load_document(folder)
+    model = LeWM.from_pretrained(folder, device="cpu")
+    tensors = bf16_tensors(model)
+    digest = checkpoint.weights_digest(tensors)
+    evaluated = [Evaluated.read(path, digest) for path in evaluations]
+    recorded = document.get("run", {})
+    run = from_dict(Config, recorded)
+    description: dict[str, Any] = {
+        **document,
+        **model.describe(),
+        "environment": run.env if recorded else None,  # imported weights do not say
+        "training": _training(folder, document),
+        "data": document.get("data") or _data_facts(run) or _known_data(out, digest),
+        "run": to_dict(portable(run)) if recorded else {},
+    }
+    card = model_card(out.name, description, model, evaluated)
+    return checkpoint.save_model(out, tensors, description, {CARD: card})
+
+
+def bf16_tensors(model: LeWM) -> dict[str, torch.Tensor]:
+    """A model's tensors with its matrices in bf16.
+
+    Vectors (biases, scales, BatchNorm's statistics) keep their float32: they are less than one percent of the file, and
+    rounding them as well would double the change of the embeddings (docs/training.md).
+    """
+    matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
+    return {name: t.bfloat16() if name in matrices else t for name, t in model.state_dict().items()}
+
+
+def _training(folder: Path, document: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of a checkpoint's training with the minutes that its steps took, if its run's measurements say so."""
+    training: dict[str, Any] | None = document.get("training")
+    if training is None:
+        return None
+    rows = [row for row in read_metrics(folder.parent.parent / "metrics.jsonl") if "steps_per_second" in row]
+    speeds = [row["steps_per_second"] for row in rows if row["step"] <= training["step"]]
+    return {**training, "minutes": training["step"] / speeds[-1] / 60} if speeds else training
+
+
+def _data_facts(run: Config) -> dict[str, Any] | None:
+    """What a card says about the run's dataset, if it is still there."""
+    if run.data is None or not run.data.is_file():
+        return None
+    with EpisodeStore(run.data) as store:
+        recorded = {name: store.attributes.get(name) for name in ("seed", "demonstrations", "generator")}
+        counts = {"episodes": store.num_episodes, "steps": store.num_rows, "frames": store.num_frames}
+        sizes = {"resolution": store.resolution, "frame_stride": store.frame_stride}
+        return {"environment": store.environment, **counts, **sizes, **recorded}
+
+
+def _known_data(out: Path, digest: str) -> dict[str, Any] | None:
+    """The facts from an earlier export of the same weights, made where the dataset was."""
+    if not (out / checkpoint.CONFIG).is_file():
+        return None
+    earlier = checkpoint.load_document(out)
+    return earlier.get("data") if earlier.get("weights_sha256") == digest else None

@@ -1,0 +1,339 @@
+"""Exported models: small, strict, found by name, with a card whose figures are theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lewm import checkpoint, cli, describe
+from lewm.config import Config, from_dict, preset
+from lewm.errors import CheckpointError, DataError
+from lewm.evaluate.runner import evaluate
+from lewm.export.card import CARD
+from lewm.export.commands import collect_command, eval_command, train_command
+from lewm.export.writer import export_run
+from lewm.model.world_model import LeWM
+from lewm.plan.mpc import Planner
+from lewm.train.loop import train
+
+
+def load(source: str | Path) -> LeWM:
+    return LeWM.from_pretrained(source, device="cpu")
+
+
+@pytest.fixture
+def exported(debug_run: Path, tmp_path: Path) -> Path:
+    return export_run(debug_run, tmp_path / "toy")
+
+
+def evaluation_of(folder: Path, path: Path, **plan: Any) -> Path:
+    """What `lewm eval FOLDER --out PATH` writes, for two pairs."""
+    run = from_dict(Config, checkpoint.load_document(folder)["run"])
+    config = replace(run, device="cpu", plan=replace(run.plan, **plan))
+    evaluate(load(folder), config).save(path, folder)
+    return path
+
+
+def frames(count: int, size: int = 28) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# -- weights ------------------------------------------------------------------------------------------------------
+
+
+def test_matrices_are_bf16_and_everything_else_is_exact(exported: Path, debug_model: LeWM) -> None:
+    matrices = {name for name, parameter in debug_model.named_parameters() if parameter.ndim > 1}
+    stored = load_file(exported / checkpoint.WEIGHTS)
+    for name, tensor in debug_model.state_dict().items():
+        expected = tensor.bfloat16() if name in matrices else tensor
+        assert stored[name].dtype == expected.dtype, name
+        assert torch.equal(stored[name], expected), name
+    assert stored["projector.1.running_var"].dtype == torch.float32
+    loaded = load(exported)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    assert not loaded.training
+
+
+@torch.inference_mode()
+def test_embeddings_and_predictions_change_as_little_as_bf16_allows(exported: Path, debug_model: LeWM) -> None:
+    loaded, images = load(exported), frames(24)
+    z, actions = debug_model.encode(images), torch.randn(8, 3, 10, generator=torch.manual_seed(0))
+    predictions = [model.predict(z.view(8, 3, -1), actions) for model in (debug_model, loaded)]
+    for before, after in ((z, loaded.encode(images)), predictions):
+        change = ((after - before).norm(dim=-1) / before.norm(dim=-1)).max().item()
+        assert 0 < change < 0.05
+
+
+def test_two_loads_give_the_same_plan(exported: Path) -> None:
+    config, images = preset("debug").plan, frames(2).numpy()
+    plans = [Planner(load(exported), config=config).plan(images[0], images[1]) for _ in range(2)]
+    assert np.array_equal(plans[0].actions, plans[1].actions)
+    assert np.array_equal(plans[0].distances, plans[1].distances)
+
+
+def test_what_is_exported_is_the_average_of_the_weights(debug_config: Config, tmp_path: Path) -> None:
+    config = replace(debug_config, out=tmp_path / "run", train=replace(debug_config.train, ema=0.9, steps=4))
+    result = train(config)
+    stored = load_file(export_run(tmp_path / "run", tmp_path / "toy") / checkpoint.WEIGHTS)
+    trained = load_file(result.checkpoint / "optimizer.safetensors")["trained/encoder.positions"]
+    average = result.model.state_dict()["encoder.positions"]
+    assert torch.equal(stored["encoder.positions"], average.bfloat16())
+    assert not torch.equal(stored["encoder.positions"], trained.bfloat16())
+
+
+def test_a_full_size_model_takes_36_megabytes(tmp_path: Path) -> None:
+    LeWM(preset("pusht").model).save_pretrained(tmp_path / "model")
+    out = export_run(tmp_path / "model", tmp_path / "toy")
+    assert 36.0e6 < (out / checkpoint.WEIGHTS).stat().st_size < 36.5e6
+    card = (out / CARD).read_text()
+    assert "18.03 M parameters" in card
+    assert "training | not recorded" in card
+    assert "TwoRoom" not in card, "nobody knows what it was trained on"
+    assert contents(export_run(out, tmp_path / "again" / "toy")) == contents(out)
+    assert describe.model(str(out))["weights"] == "bf16, 36.3 MB"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("encoder.positions"), "missing encoder.positions"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), "unexpected extra"),
+        (lambda tensors: tensors.update({"encoder.positions": torch.zeros(2).bfloat16()}), "instead of"),
+        (
+            lambda tensors: tensors.update({"encoder.positions": tensors["encoder.positions"].half()}),
+            "type torch.float16 instead of torch.float32",
+        ),
+        (
+            lambda tensors: tensors.update({"projector.1.num_batches_tracked": torch.tensor(3.0)}),
+            "type torch.float32 instead of torch.int64",
+        ),
+    ],
+    ids=["missing", "extra", "misshapen", "half", "counter"],
+)
+def test_loading_is_strict(exported: Path, change: Callable[[dict[str, torch.Tensor]], Any], message: str) -> None:
+    tensors = load_file(exported / checkpoint.WEIGHTS)
+    change(tensors)
+    checkpoint.save_model(exported, tensors, checkpoint.load_document(exported))
+    with pytest.raises(CheckpointError, match=message):
+        load(exported)
+
+
+def test_the_digest_is_the_files(exported: Path) -> None:
+    tensors = load_file(exported / checkpoint.WEIGHTS)
+    assert checkpoint.weights_digest(tensors) == checkpoint.load_document(exported)["weights_sha256"]
+
+
+# -- description and card -----------------------------------------------------------------------------------------
+
+
+def test_the_description_says_where_the_model_comes_from(exported: Path, debug_config: Config) -> None:
+    document = json.loads((exported / checkpoint.CONFIG).read_text())
+    assert document["environment"] == "lewm/TwoRoom-v0"
+    assert document["model"]["frame_skip"] == 5
+    assert len(document["action_stats"]["mean"]) == 2
+    assert document["training"]["step"] == 8
+    assert document["training"]["minutes"] > 0
+    assert document["data"]["episodes"] == 8
+    assert document["data"]["seed"] == 0
+    assert document["run"]["train"]["steps"] == 8
+    assert debug_config.data is not None
+    assert str(debug_config.data.parent) not in (exported / checkpoint.CONFIG).read_text(), "no one's folders"
+    assert describe.model(str(exported))["weights"].startswith("bf16, ")
+
+
+def test_a_card_has_the_figures_of_the_exported_model(exported: Path, debug_run: Path, tmp_path: Path) -> None:
+    assert "Not evaluated yet." in (exported / CARD).read_text()
+    weights = (exported / checkpoint.WEIGHTS).read_bytes()
+    results = [
+        evaluation_of(exported, tmp_path / f"{name}.json", schedule=name) for name in ("whole", "shrinking", "soonest")
+    ]
+    export_run(debug_run, exported, results)
+    card = (exported / CARD).read_text()
+    assert (exported / checkpoint.WEIGHTS).read_bytes() == weights
+    rates = json.loads(results[1].read_text())["rates"]
+    planned, random = rates["planning with the world model"], rates["random policy"]
+    (row,) = (line for line in card.splitlines() if line.startswith("| paper | shrinking |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[2].endswith(f"({planned['successes']}/2)")
+    assert cells[4].endswith(f"({random['successes']}/2)")
+    assert "[" in cells[2], "an interval"
+    assert cells[6] == f"{rates['already solved at the start']['successes']}/2"
+    assert cells[7] == "cem 8×2, 2 elites, horizon 2"
+    for part in ("8 of 8, 4 windows each", "minutes", "goals 25 steps ahead, 10 actions", "AdamW", "lewm/TwoRoom-v0"):
+        assert part in card
+    assert "lewm eval toy --plan.schedule shrinking" in card
+
+    before = contents(exported)
+    export_run(debug_run, exported, results)
+    assert contents(exported) == before, "exporting again changes nothing"
+
+
+def test_figures_of_other_weights_are_refused(exported: Path, debug_run: Path, tmp_path: Path) -> None:
+    before = contents(exported)
+    of_the_run = evaluation_of(debug_run / "checkpoints" / "step_0000008", tmp_path / "run.json")
+    with pytest.raises(DataError, match=r"figures of other weights.*Export first"):
+        export_run(debug_run, exported, [of_the_run])
+    (tmp_path / "other.json").write_text('{"rates": {}}')
+    with pytest.raises(DataError, match="does not hold the results of `lewm eval`"):
+        export_run(debug_run, exported, [tmp_path / "other.json"])
+    assert contents(exported) == before
+    with pytest.raises(DataError, match="other weights"):
+        export_run(debug_run, tmp_path / "new", [of_the_run])
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_known_of_the_dataset_outlives_it(debug_config: Config, debug_run: Path, tmp_path: Path) -> None:
+    assert debug_config.data is not None
+    data = shutil.copy(debug_config.data, tmp_path / "gone.h5")
+    run = shutil.copytree(debug_run, tmp_path / "run")
+    path = run / "checkpoints" / "step_0000008" / checkpoint.CONFIG
+    document = json.loads(path.read_text())
+    document["run"]["data"] = str(data)
+    path.write_text(json.dumps(document))
+    first = contents(export_run(run, tmp_path / "toy"))
+    data.unlink()
+    assert contents(export_run(run, tmp_path / "toy")) == first
+    assert contents(export_run(tmp_path / "toy", tmp_path / "copies" / "toy")) == first
+    assert "dataset | not recorded" in (export_run(run, tmp_path / "elsewhere") / CARD).read_text()
+
+
+# -- commands -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pusht", "cube", "demo"])
+def test_the_command_of_a_training_repeats_it(name: str) -> None:
+    base = preset(name)
+    changed = replace(
+        base,
+        seed=3,
+        data=Path("data/some file.h5"),
+        out=Path("runs/x"),
+        train=replace(base.train, steps=77, cuda_graph=False, schedule_steps=900, ema=0.99),
+        model=replace(base.model, embed_dim=48),
+        plan=replace(base.plan, warm_start=True),
+    )
+    lewm, verb, given, *options = shlex.split(train_command(changed))
+    assert (lewm, verb, given) == ("lewm", "train", name)
+    args = cli._parse(cli.TrainArgs, options, "train", cli.TrainArgs(preset(given)))
+    assert args.config == changed
+
+
+def test_the_command_of_an_evaluation_repeats_it() -> None:
+    run = preset("cube")
+    plan = replace(run.plan, schedule="receding", execute=2, warm_start=True, cuda_graph=False)
+    config = replace(run, seed=5, plan=plan, eval=replace(run.eval, episodes=200, manifest="strict"))
+    _, _, name, *options = shlex.split(eval_command("cube", run, config))
+    default = cli.EvalArgs(env=run.env, seed=run.seed, plan=run.plan, eval=run.eval)
+    args = cli._parse(cli.EvalArgs, options, "eval", default)
+    assert name == "cube"
+    assert (args.env, args.seed, args.plan, args.eval) == (config.env, config.seed, config.plan, config.eval)
+
+
+def test_the_command_of_a_collection_repeats_it() -> None:
+    facts = {"environment": "lewm/PushT-v0", "episodes": 20, "resolution": 28, "frame_stride": 5, "seed": 1}
+    _, verb, *options = shlex.split(collect_command({**facts, "demonstrations": "abc"}, Path("data/p.h5")))
+    args = cli._parse(cli.CollectArgs, options, verb)
+    assert (args.env, args.episodes, args.resolution, args.frame_stride, args.seed) == ("pusht", 20, 28, 5, 1)
+    assert (args.demos, args.out) == ("DEMOS", Path("data/p.h5"))
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def named(exported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The exported model as one that comes with lewm, called "toy"; the working directory is an empty folder."""
+    shutil.copytree(exported, tmp_path / "package" / "toy")
+    (tmp_path / "package" / "unfinished").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.setattr(checkpoint, "PRETRAINED", (tmp_path / "package", tmp_path / "none"))
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "package" / "toy"
+
+
+def test_models_have_names(named: Path) -> None:
+    assert checkpoint.pretrained_models() == {"toy": named}
+    assert torch.equal(load("toy").predictor.positions, load(named).predictor.positions)
+    assert describe.model("toy")["checkpoint"] == str(named)
+
+
+def test_a_folder_is_preferred_to_a_name(named: Path) -> None:
+    LeWM(preset("debug").model).save_pretrained("toy")
+    assert checkpoint.resolve("toy") == Path("toy")
+    shutil.rmtree("toy")
+    assert checkpoint.resolve("toy") == named
+
+
+def test_an_unknown_name_is_not_looked_for_on_the_network(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the network"))
+    with pytest.raises(CheckpointError, match=r"Unknown model 'toi'\. Did you mean 'toy'\? Known: toy\."):
+        load("toi")
+    shutil.rmtree(named)
+    with pytest.raises(CheckpointError, match="Unknown model 'toy': none comes with this lewm"):
+        load("toy")
+
+
+def test_the_checkout_is_where_names_are_looked_up() -> None:
+    package = Path(checkpoint.__file__).parent
+    assert (package / "pretrained", package.parent / "pretrained") == checkpoint.PRETRAINED
+
+
+def test_evaluating_a_name_writes_here(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["eval", "toy", "--device", "cpu", "--eval.episodes", "1"]) == 0
+    assert "Results: toy_evaluation.json" in capsys.readouterr().out
+    assert Path("toy_evaluation.json").is_file()
+    assert not (named / "evaluation.json").exists()
+
+
+@pytest.mark.slow
+def test_a_script_goes_from_data_to_card_and_does_nothing_twice(tmp_path: Path) -> None:
+    places = {"DATA": tmp_path / "tworoom.h5", "RUN": tmp_path / "run", "OUT": tmp_path / "toy"}
+    sizes = {"PRESET": "debug", "EPISODES": 12, "RESOLUTION": 28, "STEPS": 4, "EVAL_EPISODES": 2}
+    environment = os.environ | {name: str(value) for name, value in (places | sizes).items()}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    command = ["bash", str(Path(checkpoint.__file__).parents[1] / "runs" / "train_tworoom.sh"), "--device", "cpu"]
+
+    def run() -> str:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run().count("Results: ") == 5
+    card = (tmp_path / "toy" / CARD).read_text()
+    for schedule in ("whole", "shrinking", "soonest", "receding"):
+        assert f"| paper | {schedule} |" in card
+    assert card.count("| strict | ") == 1, "the best schedule's"
+    (tmp_path / "run" / "evaluations" / "soonest_2.json").unlink()
+    again = run()
+    assert again.count("Results: ") == 1
+    assert "collect" not in again
+    assert "Continuing" in again
+    assert load(tmp_path / "toy").config == preset("debug").model
+
+
+def test_the_verb(debug_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "toy"
+    assert cli.run(["export", str(debug_run), str(out)]) == 0
+    results = [str(evaluation_of(out, tmp_path / f"{name}.json", schedule=name)) for name in ("whole", "receding")]
+    assert cli.run(["export", str(debug_run), str(out), "--evaluations", *results]) == 0
+    assert "2 evaluations in the card." in capsys.readouterr().out
+    card = (out / CARD).read_text()
+    assert "| paper | whole |" in card
+    assert "| paper | receding |" in card
