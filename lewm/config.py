@@ -207,7 +207,7 @@ class PlanConfig(_Checked):
     stop_spread: float | None = None  # Stop a search when its candidates' standard deviation falls below this.
     budget_ms: float | None = None  # Stop a search after so many milliseconds, with the plan so far.
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on CUDA, float32 elsewhere.
-    cuda_graph: bool = True  # Record a search's step once and replay it, on CUDA.
+    cuda_graph: bool = True  # Record a search once and replay it, on CUDA.
     batch_size: int = 50  # Episodes planned together on a GPU.
 
     def __post_init__(self) -> None:
@@ -219,6 +219,9 @@ class PlanConfig(_Checked):
         self._require(0 <= self.kept_elites < 1, "kept_elites", "in [0, 1)")
         self._require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
         self._require(self.effort >= 0, "effort", "at least 0")
+        # It looks for the nearest place at each horizon, so it has an objective of its own.
+        fits = self.schedule != "soonest" or self.objective == "terminal"
+        self._require(fits, "objective", "terminal with the schedule soonest")
         within = self.execute is None or 1 <= self.execute <= self.horizon
         self._require(within, "execute", f"between 1 and plan.horizon ({self.horizon})")
         for name in ("action_limit", "stop_spread", "budget_ms"):

@@ -44,7 +44,8 @@ def dataset(path: Path) -> dict[str, str]:
             "frames": f"{store.num_frames:,} of {store.resolution} px",
             "actions": f"{store.action_dim} numbers; {_stats(action_stats(store.actions))}",
         }
-        rows |= {str(name): str(value) for name, value in store.attributes.items() if name != "environment"}
+        others = {name: value for name, value in store.attributes.items() if name != "environment" and value != ""}
+        rows |= {str(name): str(value) for name, value in others.items()}
     return rows
 
 

@@ -107,6 +107,7 @@ def test_an_unknown_field_names_the_nearest(values: dict[str, Any], message: str
         (lambda: TrainConfig(schedule_steps=0), "train.schedule_steps"),
         (lambda: TrainConfig(schedule="cosin"), "train.schedule"),
         (lambda: TrainConfig(precision="fp8"), "train.precision"),
+        (lambda: PlanConfig(schedule="soonest", objective="summed"), "plan.objective"),
         (lambda: LoaderConfig(val_fraction=1.0), "loader.val_fraction"),
         (lambda: LoaderConfig(cache="tape"), "loader.cache"),
         (lambda: CollectConfig(workers=-1), "collect.workers"),

@@ -85,8 +85,13 @@ class Planner:
         self.model = model
         self.config = config or PlanConfig()
         self.solver = solver or make_solver(self.config)
-        effort: list[Objective] = [ControlEffort(self.config.effort)] if self.config.effort else []
-        self.objectives = list(objectives or [OBJECTIVES[self.config.objective], *effort])
+        if objectives and self.config.schedule == "soonest":
+            raise PlanningError(
+                "The schedule 'soonest' has an objective of its own, the distance at each horizon; it takes no others. "
+                "Choose another schedule, or plan without objectives."
+            )
+        self._effort: list[Objective] = [ControlEffort(self.config.effort)] if self.config.effort else []
+        self.objectives = list(objectives or [OBJECTIVES[self.config.objective], *self._effort])
         self.block_dim = model.frame_skip * model.action_dim
         # Fails now, not after a search, for a model without action statistics.
         model.denormalise_actions(torch.zeros(self.block_dim, device=model.device))
@@ -150,7 +155,8 @@ class Planner:
         step_B = torch.arange(horizon, device=self.model.device).repeat(batch)
         # Searches of one episode must not share their noise.
         repeated = (*repeated[:3], repeated[3] + step_B, repeated[4])
-        actions_BHA, z_BSHD = self._search(repeated, [functools.partial(_distance_at_step, step_B)])
+        objectives: list[Objective] = [functools.partial(_distance_at_step, step_B), *self._effort]
+        actions_BHA, z_BSHD = self._search(repeated, objectives)
         reached_BH = squared_distance(z_BSHD[:, 0], repeated[2].unsqueeze(1))
         nearest_BH = reached_BH.gather(1, step_B.unsqueeze(1)).view(batch, horizon)
         chosen = [soonest(row) for row in nearest_BH.cpu().numpy()]

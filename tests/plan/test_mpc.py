@@ -278,6 +278,19 @@ def test_the_soonest_schedule_follows_the_shortest_plan_that_arrives(reach: floa
     assert plan.cost < 0.1
 
 
+def test_the_soonest_schedule_heeds_effort_and_refuses_other_objectives():
+    world = ActionWorld()
+    start, goal = world.image((0.0,) * 4), world.image((1.5,) * 4)
+
+    def size(effort: float) -> float:
+        planner = Planner(world, config=PlanConfig(horizon=2, schedule="soonest", effort=effort))
+        return float(planner._normalised(planner.plan(start, goal).actions.reshape(-1, 2, 2)).abs().mean())
+
+    assert size(effort=20.0) < 0.7 * size(effort=0.0)
+    with pytest.raises(PlanningError, match="objective of its own"):
+        Planner(world, config=PlanConfig(schedule="soonest"), objectives=[terminal_distance])
+
+
 @pytest.mark.parametrize("schedule", ["whole", "soonest"])
 def test_a_time_budget_ends_a_plan_in_time(schedule: str):
     world = ActionWorld()
