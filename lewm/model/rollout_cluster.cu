@@ -39,8 +39,8 @@ constexpr int MIXED_STRIDE = 2 * INNER + 16;     // what attention read, bf16
 constexpr int HIDDEN_STRIDE = 2 * HIDDEN + 16;   // hidden units, bf16; in the same place as the above
 
 // Shared memory holds these matrices and then the ring of weights, which gets what is left of 227 KB: more if the step
-// has one token for each candidate (at most 32 rows) than if it has several (at most 64). The ring's barriers are in the
-// 16 bytes after each row of tokens.
+// has one token for each candidate (at most 32 rows) than if it has several (at most 64). The ring's barriers are in
+// the 16 bytes after each row of tokens.
 constexpr int MAX_STAGES = 7;
 __device__ int stages_for(int rows) { return rows == 32 ? MAX_STAGES : 5; }
 __device__ u32 wide_at(int rows) { return rows * TOKEN_STRIDE; }
@@ -136,7 +136,8 @@ __device__ float load_uncached(const float* p) {  // what another block of the c
 
 // Bring what attention will read, bf16, nearer.
 __device__ void prefetch(const bf16* p, int count) {
-    for (int i = threadIdx.x * 64; i < count; i += WARPS * 32 * 64) asm volatile("prefetch.global.L1 [%0];" :: "l"(p + i));
+    for (int i = threadIdx.x * 64; i < count; i += WARPS * 32 * 64)
+        asm volatile("prefetch.global.L1 [%0];" :: "l"(p + i));
 }
 
 __device__ u32 pack(float low, float high) {
@@ -230,7 +231,9 @@ struct Ring {
         return before;
     }
 
-    __device__ void fill(int i, int chunk) const { copy_chunk(chunks + i * CHUNK, source + (u64)chunk * CHUNK, full(i)); }
+    __device__ void fill(int i, int chunk) const {
+        copy_chunk(chunks + i * CHUNK, source + (u64)chunk * CHUNK, full(i));
+    }
 };
 
 enum Product { QKV, ATTENTION_OUT, MLP_HIDDEN, MLP_OUT };
@@ -334,7 +337,8 @@ __device__ float dot(const Part& a, const Part& b) {
 }
 
 // Four lanes are one head of one token: each query meets its own key and those of at most two tokens before it.
-__device__ void attend(const Window& window, const char* wide, char* mixed, const bf16* kept, int per_cluster, int rows) {
+__device__ void attend(const Window& window, const char* wide, char* mixed, const bf16* kept, int per_cluster,
+                       int rows) {
     const int lane = threadIdx.x % 32, part = lane % 4;
     const int heads = rows * 2;
     for (int first = threadIdx.x / 32 * 8; first < heads; first += WARPS * 8) {
@@ -480,7 +484,8 @@ __device__ int steps_alike(const Arguments& args, int step) {
 
 extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(WARPS * 32, 1) rollout(Arguments args) {
     extern __shared__ __align__(128) char memory[];
-    const int rank = block_rank(), cluster = blockIdx.x / BLOCKS, warp = threadIdx.x / 32, per_cluster = args.per_cluster;
+    const int rank = block_rank(), cluster = blockIdx.x / BLOCKS, warp = threadIdx.x / 32;
+    const int per_cluster = args.per_cluster;
     const u32 tokens = shared_address(memory);
     const float* biases = args.biases + rank * BIASES;
     Ring ring;
@@ -507,10 +512,11 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(WARP
         const int mine = min(index, rows - 1), token = window.token(mine / per_cluster);
         const int place = cluster * per_cluster + mine % per_cluster, candidate = min(place, args.candidates - 1);
         const int environment = candidate / args.samples, own_token = token - (args.frames - 1);
-        const bf16* mod = own_token >= 0 ? args.own_mod + ((u64)candidate * args.horizon + own_token) * MODULATION
-                                         : args.shared_mod + ((u64)environment * (args.frames - 1) + token) * MODULATION;
-        const float* z = token < args.frames ? args.context + ((u64)environment * args.frames + token) * WIDTH
-                                             : args.out + ((u64)candidate * args.horizon + token - args.frames) * WIDTH;
+        const u64 own_row = (u64)candidate * args.horizon, shared_row = (u64)environment * args.frames;
+        const bf16* mod = own_token >= 0 ? args.own_mod + (own_row + own_token) * MODULATION
+                                         : args.shared_mod + (shared_row - environment + token) * MODULATION;
+        const float* z = token < args.frames ? args.context + (shared_row + token) * WIDTH
+                                             : args.out + (own_row + token - args.frames) * WIDTH;
         bool owner = index < rows;
         Row row;
         Modulation gate, shift, scale;
@@ -547,7 +553,8 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(WARP
             }
             cluster_arrive(), cluster_wait();
 
-            product<MLP_HIDDEN, 4, 3, 4>(rows_on, ring, tokens, TOKEN_STRIDE, hidden, HIDDEN_STRIDE, bias + INNER + WIDTH);
+            const float* mlp_bias = bias + INNER + WIDTH;
+            product<MLP_HIDDEN, 4, 3, 4>(rows_on, ring, tokens, TOKEN_STRIDE, hidden, HIDDEN_STRIDE, mlp_bias);
             if (owner) {
                 gate.load(mod + 5 * WIDTH);
                 if (!last_layer) shift.load(mod + 6 * WIDTH), scale.load(mod + 7 * WIDTH);
@@ -555,7 +562,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(WARP
             product<MLP_OUT, 3, 4, 4>(rows_on, ring, hidden, HIDDEN_STRIDE, wide, WIDE_STRIDE);
             cluster_arrive(), cluster_wait();
             if (owner) {
-                const Row y = gather(wide, index, bias + INNER + WIDTH + HIDDEN);
+                const Row y = gather(wide, index, mlp_bias + HIDDEN);
 #pragma unroll
                 for (int i = 0; i < 6; i++) row.x[i] += gate.at(i) * y.x[i];
                 if (!last_layer) {
