@@ -4,7 +4,11 @@
 set -u
 missing=()
 command -v chromium > /dev/null || command -v google-chrome > /dev/null || missing+=(chromium)
-ldconfig -p | grep -q 'libEGL\.so\.1' || missing+=(libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri)
+# The loader alone, which browsers bring too, draws nothing: it takes a driver behind it.
+libraries=$(PATH=$PATH:/sbin ldconfig -p)
+for library in 'libEGL\.so\.1' 'libGL\.so\.1' 'libEGL_\(mesa\|nvidia\)\.so'; do
+    grep -q "$library" <<< "$libraries" || { missing+=(libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri); break; }
+done
 [ ${#missing[@]} = 0 ] && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null && exit 0

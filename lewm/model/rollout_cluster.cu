@@ -473,6 +473,11 @@ __device__ Row gather(u32 partial, int index, const float* bias) {
     return y;
 }
 
+__device__ void add_gated(Row& row, const Modulation& gate, const Row& y) {
+#pragma unroll
+    for (int i = 0; i < 6; i++) row.x[i] += gate.at(i) * y.x[i];
+}
+
 // -- the kernel -------------------------------------------------------------------------------------------------------
 
 // All steps from ``step`` on for which shared memory is laid out in the same way.
@@ -546,9 +551,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(WARP
             product<ATTENTION_OUT, 3, 4, 2>(rows_on, ring, hidden, MIXED_STRIDE, wide, WIDE_STRIDE);
             cluster_arrive(), cluster_wait();
             if (owner) {
-                const Row y = gather(wide, index, bias + INNER);
-#pragma unroll
-                for (int i = 0; i < 6; i++) row.x[i] += gate.at(i) * y.x[i];
+                add_gated(row, gate, gather(wide, index, bias + INNER));
                 send_modulated(row, shift, scale, tokens, index);
             }
             cluster_arrive(), cluster_wait();
@@ -562,9 +565,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(WARP
             product<MLP_OUT, 3, 4, 4>(rows_on, ring, hidden, HIDDEN_STRIDE, wide, WIDE_STRIDE);
             cluster_arrive(), cluster_wait();
             if (owner) {
-                const Row y = gather(wide, index, mlp_bias + HIDDEN);
-#pragma unroll
-                for (int i = 0; i < 6; i++) row.x[i] += gate.at(i) * y.x[i];
+                add_gated(row, gate, gather(wide, index, mlp_bias + HIDDEN));
                 if (!last_layer) {
                     send_modulated(row, shift, scale, tokens, index);
                 } else {
