@@ -33,6 +33,7 @@ from lewm.data.demonstrations import (
 from lewm.data.store import Attributes, EpisodeStore, merge_files, write_episodes
 from lewm.envs.base import Expert, WorldEnv
 from lewm.envs.registry import EnvEntry, env_entry, env_names, make_env, make_expert, register_env
+from lewm.envs.workers import start_worker
 from lewm.errors import DataError, EnvError
 from lewm.rng import derive_seed, stream
 from lewm.types import Array, Demonstration, ProgressCallback
@@ -271,12 +272,8 @@ def _generate(collection: _Collection, parts: Sequence[range], workers: int) -> 
 
 
 def _start_worker(collection: _Collection, parts: Sequence[range], answers: int) -> Popen[bytes]:
-    """A process that runs this module. (``multiprocessing`` would run the caller's script again.)"""
-    command = [sys.executable, "-P", "-m", "lewm.data.collect"]
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    environ = {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
-    # In a session of its own, where Ctrl-C does not reach it: what happens then is up to the parent.
-    process = Popen(command, bufsize=0, stdin=PIPE, stdout=answers, env=environ, start_new_session=True)
+    """A process that runs this module, and has its request."""
+    process = start_worker("lewm.data.collect", stdin=PIPE, stdout=answers)
     request = {"collection": asdict(collection), "parts": [(part.start, part.stop) for part in parts]}
     assert process.stdin
     process.stdin.write(json.dumps(request).encode() + b"\n")

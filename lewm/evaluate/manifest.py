@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from lewm.checkpoint import disk_errors, write_json
+from lewm.checkpoint import disk_errors, replacing
 from lewm.data.collect import HELD_OUT_SEED, generate_episode
 from lewm.data.demonstrations import demonstrations_digest
 from lewm.envs.registry import EnvEntry, env_entry, make_env
@@ -26,6 +26,8 @@ from lewm.types import Array, Demonstration, EpisodeSpec
 
 # What the packaged manifests are called, and how the names of their files end.
 PACKAGED = {"paper": "", "strict": "_strict"}
+# Pairs to choose settings on are cut from this held-out episode on: the frozen ones stop before the 300th.
+TUNING_EPISODE = 10_000
 PATIENCE = 1000  # episodes in a row that give no pair, after which none is to be expected
 _CUT = 2  # what a random stream of a held-out episode is for: where its pair begins
 
@@ -83,34 +85,44 @@ def build_manifest(
     path: Path,
     unsolved_only: bool = False,
     demonstrations: Sequence[Demonstration] | None = None,
+    first_episode: int = 0,
 ) -> Manifest:
     """Cut one pair from each of ``count`` held-out expert episodes, and write them to ``path``.
 
     unsolved_only: go on to further episodes for each pair whose start already counts as its goal.
     demonstrations: the episodes are replays of those among them that are held out.
+    first_episode: where to begin; from ``TUNING_EPISODE`` on, no episode is one of the frozen pairs'.
     """
     if count < 1 or goal_offset < 1:
         raise ConfigError(f"count and goal_offset must be at least 1, got {count} and {goal_offset}.")
-    settings = {"environment": env_entry(env_name).gym_id, "goal_offset": goal_offset, "held_out_seed": HELD_OUT_SEED}
+    if first_episode < 0:
+        raise ConfigError(f"first_episode must be at least 0, got {first_episode}.")
+    environment = env_entry(env_name).gym_id
+    settings = {"environment": environment, "goal_offset": goal_offset, "held_out_seed": HELD_OUT_SEED}
+    if first_episode:
+        settings["first_episode"] = first_episode
     if unsolved_only:
         settings["unsolved_only"] = True
     if demonstrations is not None:
         settings["demonstrations"] = demonstrations_digest(demonstrations)
-    found = _held_out_pairs(env_name, goal_offset, unsolved_only, demonstrations)
+    found = _held_out_pairs(env_name, goal_offset, unsolved_only, demonstrations, first_episode)
     pairs = [{"start": start.tolist(), "goal": goal.tolist()} for start, goal in itertools.islice(found, count)]
-    document = {**settings, "pairs": pairs}
-    with disk_errors(path):
-        write_json(path, document)
-    return _from_document(document)
+    with disk_errors(path), replacing(path) as (temporary,):
+        temporary.write_text(_as_text(settings, pairs))
+    return _from_document({**settings, "pairs": pairs})
 
 
 def _held_out_pairs(
-    env_name: str, goal_offset: int, unsolved_only: bool, demonstrations: Sequence[Demonstration] | None
+    env_name: str,
+    goal_offset: int,
+    unsolved_only: bool,
+    demonstrations: Sequence[Demonstration] | None,
+    first_episode: int,
 ) -> Iterator[tuple[Array, Array]]:
     """Starts and goals, (state_dim,) each, of the held-out episodes that are long enough, one after the other."""
     fruitless, longest = 0, 0
     with make_env(env_name, resolution=8) as env:
-        for episode in itertools.count():
+        for episode in itertools.count(first_episode):
             what = (env_name, env.resolution, HELD_OUT_SEED, episode)
             states = generate_episode(*what, demonstrations=demonstrations, draw=False)["state"]
             fruitless, longest = fruitless + 1, max(longest, len(states) - 1)
@@ -124,6 +136,13 @@ def _held_out_pairs(
                 found = f"{PATIENCE} held-out episodes of {env_name} in a row, of at most {longest} steps, give no pair"
                 wanted = f"a goal {goal_offset} steps after the start" + ", unsolved there" * unsolved_only
                 raise ConfigError(f"{found} of {wanted}. Choose another goal_offset.")
+
+
+def _as_text(settings: dict[str, Any], pairs: Sequence[dict[str, list[float]]]) -> str:
+    """A manifest as JSON with a line for each setting and each pair, so that a difference of pairs reads as one."""
+    head = [f"  {json.dumps(name)}: {json.dumps(value)}," for name, value in settings.items()]
+    lines = ",\n".join(f"    {json.dumps(pair)}" for pair in pairs)
+    return "\n".join(["{", *head, '  "pairs": [', lines, "  ]", "}"]) + "\n"
 
 
 def _from_document(document: dict[str, Any]) -> Manifest:

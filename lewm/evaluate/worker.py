@@ -16,14 +16,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
-from subprocess import DEVNULL, Popen
+from subprocess import DEVNULL
 from typing import Any, NoReturn
 
 from lewm.envs.registry import env_names, register_env
+from lewm.envs.workers import start_worker
 from lewm.errors import EnvError, LewmError
 from lewm.evaluate.worlds import Happened, LocalWorlds, Opening, Order, Setting
 from lewm.types import EpisodeSpec
+
+STDERR = 2  # where workers print: what simulators say is no result
 
 
 class ProcessWorlds:
@@ -56,18 +58,13 @@ class ProcessWorlds:
 
 
 class _Worker:
-    """This side of a worker: a process that runs this module. (``multiprocessing`` would run the caller's script.)"""
+    """This side of a worker: a process that runs this module, at the other end of a pair of sockets."""
 
     def __init__(self) -> None:
         self._connection, theirs = multiprocessing.Pipe()
-        command = [sys.executable, "-P", "-m", "lewm.evaluate.worker", str(theirs.fileno())]
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        environ = {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
         with theirs:
-            # In a session of its own, where Ctrl-C does not reach it: what happens then is up to the parent.
-            self._process = Popen(
-                command, stdin=DEVNULL, stdout=2, env=environ, pass_fds=[theirs.fileno()], start_new_session=True
-            )
+            end = theirs.fileno()
+            self._process = start_worker("lewm.evaluate.worker", str(end), stdin=DEVNULL, stdout=STDERR, pass_fds=[end])
 
     def send(self, request: Any) -> None:
         with _death_noticed():

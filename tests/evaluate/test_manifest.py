@@ -6,6 +6,8 @@ import hashlib
 import importlib.resources
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from lewm.data.demonstrations import demonstrations_digest, load_demonstrations
 from lewm.envs.registry import make_env
 from lewm.errors import CheckpointError, ConfigError, EnvError
 from lewm.evaluate import manifest as manifest_module
-from lewm.evaluate.manifest import PACKAGED, build_manifest, load_manifest
+from lewm.evaluate.manifest import PACKAGED, TUNING_EPISODE, build_manifest, load_manifest
 from lewm.types import Demonstration, EpisodeSpec
 
 # Changing the pairs changes every published number; this makes it a deliberate act.
@@ -31,13 +33,19 @@ PAIRS_SHA256 = {
     "cube": "281d8cb151eeb92de77e21f0934d184c497713874193cac2be272a1158d0e520",
     "cube_strict": "5171d37aa445d80d8223a140df972d8c3b8233f5fae22cae7f3fed37acdeb15f",
 }
+# The held-out episode that the last strict pair was cut from.
+LAST_EPISODE = {"tworoom": 221, "pusht": 200, "reacher": 202, "cube": 270}
 OFFSET, ENDS = 25, ("start", "goal")
 ALL_ENVS = pytest.mark.parametrize("env_name", ["tworoom", "pusht", "reacher", "cube"])
 ALL_MANIFESTS = pytest.mark.parametrize("name", PACKAGED)
 
 
+def packaged_text(file_stem: str) -> str:
+    return (importlib.resources.files("lewm.evaluate") / "manifests" / f"{file_stem}.json").read_text()
+
+
 def packaged_document(file_stem: str) -> dict:
-    return json.loads((importlib.resources.files("lewm.evaluate") / "manifests" / f"{file_stem}.json").read_text())
+    return json.loads(packaged_text(file_stem))
 
 
 def demonstrations_of(env_name: str) -> list[Demonstration] | None:
@@ -53,6 +61,19 @@ def demonstrations_of(env_name: str) -> list[Demonstration] | None:
 def test_the_pairs_are_frozen(file_stem: str):
     pairs = packaged_document(file_stem)["pairs"]
     assert hashlib.sha256(json.dumps(pairs).encode()).hexdigest() == PAIRS_SHA256[file_stem]
+
+
+def assert_a_pair_per_line(text: str):
+    """JSON, in which the lines of the pairs are JSON too."""
+    first = text.splitlines().index('  "pairs": [') + 1
+    *lines, close_pairs, close_all = text.splitlines()[first:]
+    assert [json.loads(line.removesuffix(",")) for line in lines] == json.loads(text)["pairs"]
+    assert (close_pairs, close_all) == ("  ]", "}")
+
+
+@pytest.mark.parametrize("file_stem", PAIRS_SHA256)
+def test_packaged_files_have_a_pair_per_line(file_stem: str):
+    assert_a_pair_per_line(packaged_text(file_stem))
 
 
 @ALL_ENVS
@@ -123,6 +144,84 @@ def test_the_recorded_actions_lead_from_each_start_to_its_goal(env_name: str):
     assert not pairs, "an episode must be found for each pair"
 
 
+@ALL_ENVS
+def test_the_frozen_pairs_end_before_the_tuning_ones_begin(env_name: str):
+    """Episodes are numbered, and pairs cut in their order: it is enough to know where the longer manifest ends."""
+    what = (env_name, 8, HELD_OUT_SEED, LAST_EPISODE[env_name])
+    states = generate_episode(*what, demonstrations=demonstrations_of(env_name), draw=False)["state"]
+    assert cut_at(states, load_manifest(env_name, "strict").pairs[-1]) is not None
+    assert LAST_EPISODE[env_name] < TUNING_EPISODE
+
+
+@ALL_MANIFESTS
+def test_tuning_pairs_share_nothing_with_the_frozen_ones(name: str, tmp_path: Path):
+    path = tmp_path / "tuning.json"
+    tuning = build_manifest("tworoom", 200, OFFSET, path, name == "strict", first_episode=TUNING_EPISODE)
+    assert json.loads(path.read_text())["first_episode"] == TUNING_EPISODE
+    assert load_manifest("tworoom", path) == tuning
+    assert len(tuning.pairs) == 200
+    for end in ENDS:
+        ours = {getattr(pair, end) for pair in tuning.pairs}
+        frozen = {getattr(pair, end) for kind in PACKAGED for pair in load_manifest("tworoom", kind).pairs}
+        assert len(ours) == 200
+        assert not ours & frozen
+
+
+def test_tuning_pairs_of_replays_share_nothing_either(tmp_path: Path):
+    """Push-T's come from the same few demonstrations as the frozen ones, with other noise."""
+    options = {"demonstrations": demonstrations_of("pusht"), "first_episode": TUNING_EPISODE}
+    tuning = build_manifest("pusht", 50, OFFSET, tmp_path / "tuning.json", **options)
+    for end in ENDS:
+        frozen = {getattr(pair, end) for kind in PACKAGED for pair in load_manifest("pusht", kind).pairs}
+        assert not {getattr(pair, end) for pair in tuning.pairs} & frozen
+
+
+def test_pairs_begin_at_the_episode_that_is_asked_for(tmp_path: Path):
+    first = TUNING_EPISODE + 7
+    manifest = build_manifest("tworoom", 3, 8, tmp_path / "pairs.json", first_episode=first)
+    episodes = [generate_episode("tworoom", 8, HELD_OUT_SEED, first + i, draw=False)["state"] for i in range(3)]
+    for pair, states in zip(manifest.pairs, episodes, strict=True):
+        assert tuple(pair.start) in set(map(tuple, states[:-8]))
+        assert tuple(pair.goal) in set(map(tuple, states[8:]))
+
+
+def run_tuning_script(*arguments: object) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).parents[2] / "runs" / "tuning_manifests.sh"
+    environment = {name: value for name, value in os.environ.items() if name != "LEWM_PUSHT_DEMOS"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    command = ["bash", str(script), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_script_writes_tuning_pairs_of_both_kinds(tmp_path: Path):
+    done = run_tuning_script("tworoom", 12, tmp_path / "new")
+    assert done.returncode == 0, done.stderr
+    paths = [tmp_path / "new" / name for name in ("tworoom_tuning.json", "tworoom_tuning_strict.json")]
+    assert done.stdout.split() == list(map(str, paths))
+    for path, unsolved_only in zip(paths, (False, True), strict=True):
+        options = {"unsolved_only": unsolved_only, "first_episode": TUNING_EPISODE}
+        assert load_manifest("tworoom", path) == build_manifest(
+            "tworoom", 12, OFFSET, tmp_path / "same.json", **options
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "usage: runs/tuning_manifests.sh ENV COUNT FOLDER"),
+        (("tworoom", 0), "count and goal_offset must be at least 1, got 0 and 25."),
+        (("twroom", 2), "Did you mean 'tworoom'?"),
+        (("pusht", 2), "LEWM_PUSHT_DEMOS: is not set: name the Push-T demonstrations"),
+    ],
+)
+def test_the_script_refuses_what_it_cannot_make(tmp_path: Path, arguments: Sequence[object], problem: str):
+    done = run_tuning_script(*arguments, *([tmp_path] if arguments else []))
+    assert done.returncode == 1
+    assert problem in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @ALL_MANIFESTS
 def test_pushts_block_has_to_move_in_most_pairs(name: str):
     starts, goals = (np.array([getattr(pair, end) for pair in load_manifest("pusht", name).pairs]) for end in ENDS)
@@ -159,6 +258,7 @@ def test_rebuilding_tworooms_pairs_is_exact(tmp_path: Path):
     rebuilt = build_manifest("tworoom", count=5, goal_offset=25, path=path)
     assert rebuilt.environment == frozen.environment
     assert rebuilt.pairs == frozen.pairs[:5]
+    assert_a_pair_per_line(path.read_text())
     written = json.loads(path.read_text())
     assert [tuple(pair["goal"]) for pair in written["pairs"]] == [pair.goal for pair in frozen.pairs[:5]]
 
@@ -215,6 +315,11 @@ def test_building_ends_where_no_pair_is_to_be_had(tmp_path: Path, monkeypatch: p
 def test_a_manifest_has_pairs_and_distant_goals(tmp_path: Path, count: int, goal_offset: int):
     with pytest.raises(ConfigError, match="must be at least 1"):
         build_manifest("tworoom", count, goal_offset, tmp_path / "pairs.json")
+
+
+def test_there_is_no_episode_before_the_first(tmp_path: Path):
+    with pytest.raises(ConfigError, match="first_episode must be at least 0, got -1"):
+        build_manifest("tworoom", 1, 25, tmp_path / "pairs.json", first_episode=-1)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
