@@ -75,7 +75,8 @@ class TrainArgs:
 def train(arguments: list[str]) -> None:
     """Train a world model on a dataset"""
     name, rest = _take_positional(arguments, "train", "PRESET", f"one of {', '.join(PRESETS)}")
-    default = TrainArgs(replace(preset(name), out=Path("runs") / name))
+    # Not runs/PRESET: `lewm demo` keeps a dataset and a report in runs/demo, beside a run of its own.
+    default = TrainArgs(replace(preset(name), out=Path("runs") / f"train_{name}"))
     args = _parse(TrainArgs, rest, f"train {name}", default)
     from lewm.envs.registry import env_entry
     from lewm.progress import training_bar

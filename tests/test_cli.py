@@ -267,6 +267,21 @@ def test_collect_train_eval_info(lewm: Lewm, tmp_path: Path):
     assert "3 steps on" in lewm("info", run).out
 
 
+def test_training_and_the_demo_do_not_meet(lewm: Lewm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`lewm train demo` after `lewm demo`, neither told where to write."""
+    monkeypatch.chdir(tmp_path)
+    report = tmp_path / cli.DemoArgs.out / "report.html"
+    report.parent.mkdir(parents=True)
+    report.write_text("of a demo")
+    collecting = ("collect", "tworoom", "--episodes", 8, "--resolution", 28, "--workers", 1)
+    assert lewm(*collecting).status == 0
+    tiny = ("--model.encoder.image-size", 28, "--train.steps", 1, "--train.batch-size", 8, "--device", "cpu")
+    answer = lewm("train", "demo", "--data", "data/tworoom.h5", *tiny)
+    assert (answer.status, answer.err) == (0, "")
+    assert "checkpoint: runs/train_demo/checkpoints/step_0000001" in answer.out
+    assert [path.name for path in report.parent.iterdir()] == ["report.html"]
+
+
 def test_eval_can_be_told_where_to_write(lewm: Lewm, debug_run: Path, tmp_path: Path):
     out = tmp_path / "result.json"
     answer = lewm("eval", debug_run, "--eval.episodes", 1, "--out", out, "--seed", 4, "--device", "cpu")
