@@ -19,23 +19,9 @@ evaluate() {
     [[ -e $results ]] || lewm eval "$model" --out "$results" "$@"
 }
 
-# The schedule of the results file with the most successes, by the paper's protocol and then by the strict one.
-best_schedule() {
-    python - "$@" <<'PY'
-import json, sys
-
-def key(document):
-    rates = document["rates"]
-    return [rates[f"planning with the world model{ending}"]["rate"] for ending in ("", ", strict")]
-
-documents = [json.load(open(path)) for path in sys.argv[1:]]
-print(max(documents, key=key)["config"]["plan"]["schedule"])
-PY
-}
-
 # All of it: pipeline NAME [options of `lewm train`]
 pipeline() {
-    local name=$1 demos="" schedule best strict
+    local name=$1 demos="" case manifest schedule
     shift
     local data=${DATA:-data/$name.h5} run=${RUN:-runs/$name} out=${OUT:-pretrained/$name} pairs=${EVAL_EPISODES:-200}
     local figures=$run/evaluations results=()
@@ -47,12 +33,11 @@ pipeline() {
     ${LAUNCH:-lewm} train "${PRESET:-$name}" --env "$name" --data "$data" --out "$run" \
         ${STEPS:+--train.steps "$STEPS"} "$@"
     lewm export "$run" "$out"
-    for schedule in whole shrinking soonest receding; do
-        results+=("$figures/${schedule}_$pairs.json")
-        evaluate "$out" "$figures/${schedule}_$pairs.json" --eval.episodes "$pairs" --plan.schedule "$schedule"
+    # Nothing is chosen by these figures: all of them are reported.
+    for case in paper:{whole,shrinking,soonest,receding} strict:{whole,shrinking}; do
+        manifest=${case%:*} schedule=${case#*:}
+        results+=("$figures/${manifest}_${schedule}_$pairs.json")
+        evaluate "$out" "${results[-1]}" --eval.episodes "$pairs" --plan.schedule "$schedule" --manifest "$manifest"
     done
-    best=$(best_schedule "${results[@]}")
-    strict=$figures/${best}_strict_$pairs.json
-    evaluate "$out" "$strict" --eval.episodes "$pairs" --plan.schedule "$best" --manifest strict
-    lewm export "$run" "$out" --evaluations "${results[@]}" "$strict"
+    lewm export "$run" "$out" --evaluations "${results[@]}"
 }
