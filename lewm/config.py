@@ -117,6 +117,7 @@ class TrainConfig(_Checked):
     """Optimisation, logging and checkpoints."""
 
     steps: int = 100_000  # Optimiser steps.
+    coarse_steps: int = 0  # The first so many see frames at half resolution, for a fraction of the work.
     batch_size: int = 128  # Windows per step, of all processes together.
     lr: float = 5e-5  # Peak learning rate of AdamW.
     weight_decay: float = 1e-3  # On all parameters.
@@ -129,16 +130,20 @@ class TrainConfig(_Checked):
     precision: Literal["auto", "float32", "bf16", "mixed"] = "auto"  # auto: bf16 on CUDA. mixed: float32 tokens.
     compile: Literal["auto", "on", "off", "max-autotune"] = "auto"  # auto: on CUDA. max-autotune tries more kernels.
     cuda_graph: bool = True  # Record a whole step once and replay it, on one CUDA device.
-    attention: Literal["auto", "cudnn", "flash", "efficient", "math", "default"] = "auto"  # On CUDA; auto: cudnn.
+    fused: bool = True  # Kernels of our own for the encoder's attention and MLPs, where they fit (CUDA, bf16).
+    attention: Literal["auto", "cudnn", "flash", "efficient", "math", "default"] = "auto"  # auto: fused, else cudnn.
     prefetch: int = 2  # Batches prepared ahead of the step, on CUDA.
     log_every: int = 50  # Steps between measurements.
     val_every: int = 500  # Steps between validations.
     val_batches: int = 8  # Batches of a validation.
     checkpoint_every: int = 500  # Steps between checkpoints.
+    keep_checkpoints: int = 2  # So many of the newest are kept.
 
     def __post_init__(self) -> None:
         self._check_positive("steps", "lr", "clip_norm", "log_every", "val_every", "val_batches", "checkpoint_every")
+        self._check_positive("keep_checkpoints")
         self._require(self.batch_size >= 2, "batch_size", "at least 2 (BatchNorm and SIGReg look at whole batches)")
+        self._require(self.coarse_steps >= 0, "coarse_steps", "at least 0")
         self._require(self.weight_decay >= 0, "weight_decay", "at least 0")
         self._require(self.warmup_steps >= 0, "warmup_steps", "at least 0")
         self._require(0 <= self.final_lr_fraction <= 1, "final_lr_fraction", "in [0, 1]")
@@ -261,6 +266,14 @@ class Config(_Checked):
 
     def __post_init__(self) -> None:
         self._require(self.seed >= 0, "seed", "at least 0")
+        encoder, coarse_steps = self.model.encoder, self.train.coarse_steps
+        side = encoder.image_size // encoder.patch_size
+        if coarse_steps > 0 and side % 2:
+            raise ConfigError(
+                f"train.coarse_steps must be 0 for an encoder of {side} x {side} patches, which cannot be halved, got "
+                f"{coarse_steps}. Half resolution needs model.encoder.image_size to be a multiple of "
+                f"{2 * encoder.patch_size}."
+            )
 
 
 def _demo() -> Config:
@@ -291,9 +304,10 @@ def _debug() -> Config:
     )
 
 
-def _full_size(env: str, action_dim: int) -> Config:
+def _full_size(env: str, action_dim: int, coarse_steps: int, fine_steps: int) -> Config:
     """The released model with a recipe for minutes on a GPU instead of hours; docs/training.md has the released one."""
-    train = TrainConfig(steps=11_000, lr=8e-4, warmup_steps=300, val_every=1000, checkpoint_every=1000)
+    steps = {"steps": coarse_steps + fine_steps, "coarse_steps": coarse_steps}
+    train = TrainConfig(**steps, lr=8e-4, warmup_steps=300, val_every=1000, checkpoint_every=2000)
     # Enough threads to read frames from disk as fast as a GPU wants them.
     return Config(env=env, model=ModelConfig(action_dim=action_dim), train=train, loader=LoaderConfig(threads=8))
 
@@ -301,10 +315,10 @@ def _full_size(env: str, action_dim: int) -> Config:
 PRESETS: dict[str, Callable[[], Config]] = {
     "debug": _debug,
     "demo": _demo,
-    "tworoom": partial(_full_size, "lewm/TwoRoom-v0", 2),
-    "pusht": partial(_full_size, "lewm/PushT-v0", 2),
-    "reacher": partial(_full_size, "lewm/Reacher-v0", 2),
-    "cube": partial(_full_size, "lewm/Cube-v0", 5),
+    "tworoom": partial(_full_size, "lewm/TwoRoom-v0", 2, 4_000, 2_000),
+    "pusht": partial(_full_size, "lewm/PushT-v0", 2, 6_000, 6_000),
+    "reacher": partial(_full_size, "lewm/Reacher-v0", 2, 5_000, 4_000),
+    "cube": partial(_full_size, "lewm/Cube-v0", 5, 6_000, 6_000),
 }
 
 

@@ -34,7 +34,7 @@ pipeline() {
         ${STEPS:+--train.steps "$STEPS"} "$@"
     lewm export "$run" "$out"
     # Nothing is chosen by these figures: all of them are reported.
-    for case in paper:{whole,shrinking,soonest,receding} strict:{whole,shrinking}; do
+    for case in {paper,strict}:{whole,shrinking} paper:{soonest,receding}; do
         manifest=${case%:*} schedule=${case#*:}
         results+=("$figures/${manifest}_${schedule}_$pairs.json")
         evaluate "$out" "${results[-1]}" --eval.episodes "$pairs" --plan.schedule "$schedule" --manifest "$manifest"

@@ -35,6 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lewm.model.hopper import is_hopper
 from lewm.model.rollout import FastRollout, _fold_batch_norm
 from lewm.model.rollout_kernels import (
     HEAD,
@@ -92,8 +93,7 @@ def supports(model: LeWM) -> bool:
     config = model.config
     return (
         triton is not None
-        and model.device.type == "cuda"
-        and torch.cuda.get_device_capability(model.device)[0] == 9
+        and is_hopper(model.device)
         and (config.embed_dim, config.predictor.head_width) == (WIDTH, HEAD)
         and config.history <= 3
         and config.predictor.mlp_width % 128 == config.projector_width % 128 == 0

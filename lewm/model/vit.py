@@ -3,7 +3,8 @@
 A plain pre-norm ViT whose output is the final [CLS] token. It computes the same function as Hugging Face's
 ``ViTModel`` (exact GELU, LayerNorm epsilon 1e-12), which the official checkpoints were trained with.
 
-Shapes: N images, P tokens ([CLS] and the patches), W width; frames are (N, R, R, 3) uint8.
+Shapes: N images, P tokens ([CLS] and the patches), W width; frames are (N, R, R, 3) uint8. They may be coarser than the
+configured size by a whole factor: fewer patches of the same size in pixels, each in the place of several finer ones.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from lewm.config import EncoderConfig
+from lewm.errors import PlanningError
+from lewm.model import attention_kernels, mlp_kernels
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -45,7 +48,11 @@ class PatchEmbedding(nn.Module):
         patches = pixels.view(n, side, size, side, size, 3).transpose(2, 3).reshape(n, side * side, size * size * 3)
         weight = self.project.weight.unflatten(1, (size * size, 3))
         bias = self.project.bias + (weight * self.shift).sum((1, 2))
-        return F.linear(patches.to(self.scale.dtype) - 128, (weight * self.scale).flatten(1), bias)
+        x, weight = patches.to(self.scale.dtype) - 128, (weight * self.scale).flatten(1)
+        if pixels.is_cuda and (odd := -weight.shape[1] % 8):
+            # Rows of bfloat16 that begin on multiples of 16 bytes are multiplied twice as fast.
+            x, weight = F.pad(x, (0, odd)), F.pad(weight, (0, odd))
+        return F.linear(x, weight, bias)
 
 
 class SelfAttention(nn.Module):
@@ -54,11 +61,15 @@ class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.fused = True  # where the kernels can do it
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
     def forward(self, x_NPW: torch.Tensor) -> torch.Tensor:
         n, p, w = x_NPW.shape
+        if self.fused and attention_kernels.supports(x_NPW, self.heads):
+            qkv = F.linear(x_NPW, self.qkv.weight, self.qkv.bias.detach())
+            return self.out(attention_kernels.attention(qkv, self.qkv.bias, self.heads))
         q, k, v = self.qkv(x_NPW).view(n, p, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
         x = F.scaled_dot_product_attention(q, k, v)
         return self.out(x.transpose(1, 2).reshape(n, p, w))
@@ -74,6 +85,19 @@ class SelfAttention(nn.Module):
         return self.out((weights.to(v.dtype) @ v).view(n, w))
 
 
+class MLP(nn.Sequential):
+    """Linear, GELU, linear."""
+
+    fused = True  # where the kernels can do it
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., W) -> (..., W)."""
+        first, last = cast(nn.Linear, self[0]), cast(nn.Linear, self[2])
+        if self.fused and mlp_kernels.worthwhile(x, first.out_features):
+            return mlp_kernels.fused_mlp(x, first.weight, first.bias, last.weight, last.bias)
+        return super().forward(x)
+
+
 class Block(nn.Module):
     """Pre-norm transformer block."""
 
@@ -82,16 +106,20 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
         self.attention = SelfAttention(config.width, config.heads)
         self.mlp_norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
-        self.mlp = nn.Sequential(
-            nn.Linear(config.width, config.mlp_width), nn.GELU(), nn.Linear(config.mlp_width, config.width)
-        )
+        self.mlp = MLP(nn.Linear(config.width, config.mlp_width), nn.GELU(), nn.Linear(config.mlp_width, config.width))
 
-    def forward(self, x_NPW: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_NPW: torch.Tensor, change_NPW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens, and what is still to be added to them, before the block -> the same after it.
+
+        Blocks are compiled one by one; a sum that is left to the next one is computed together with its norm.
+        """
+        x_NPW = x_NPW + change_NPW
         x_NPW = x_NPW + self.attention(self.attention_norm(x_NPW))
-        return x_NPW + self.mlp(self.mlp_norm(x_NPW))
+        return x_NPW, self.mlp(self.mlp_norm(x_NPW))
 
-    def first_token(self, x_NPW: torch.Tensor) -> torch.Tensor:
-        """What ``forward`` gives for the first token, (N, W), for a fraction of the work."""
+    def first_token(self, x_NPW: torch.Tensor, change_NPW: torch.Tensor) -> torch.Tensor:
+        """The first token, (N, W), of the sum of what ``forward`` gives, for a fraction of the work."""
+        x_NPW = x_NPW + change_NPW
         x_NW = x_NPW[:, 0] + self.attention.first_token(self.attention_norm(x_NPW))
         return x_NW + self.mlp(self.mlp_norm(x_NW))
 
@@ -101,7 +129,7 @@ class ViT(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.image_size = config.image_size
+        self.image_size, self.patch_size = config.image_size, config.patch_size
         # Under autocast tokens are bfloat16 between layers, which halves the traffic, unless this is set.
         self.float32_tokens = False
         patches = (config.image_size // config.patch_size) ** 2
@@ -120,19 +148,52 @@ class ViT(nn.Module):
                 nn.init.trunc_normal_(module.weight, std=INIT_STD)
                 nn.init.zeros_(module.bias)
 
-    @property
-    def _last_block(self) -> Block:
-        return cast(Block, self.blocks[-1])
+    def use_kernels(self, attention: bool, mlp: bool) -> None:
+        """Whether attention and MLPs take kernels of our own, where these can do it; at first both do."""
+        for module in self.modules():
+            if isinstance(module, SelfAttention):
+                module.fused = attention
+            elif isinstance(module, MLP):
+                module.fused = mlp
 
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """(N, R, R, 3) uint8 -> (N, W)."""
+    def positions_at(self, size: int) -> torch.Tensor:
+        """Positions of [CLS] and the patches of frames of ``size`` pixels, (1, P, W).
+
+        A patch of a frame that is coarser by the factor k covers k x k of the finest, and has their mean position.
+        """
+        if size == self.image_size:
+            return self.positions
+        grid, side = self.image_size // self.patch_size, size // self.patch_size
+        if side == 0 or size % self.patch_size or grid % side:
+            raise PlanningError(
+                f"Expected frames of {self.image_size} pixels, or of a whole fraction of that which is a multiple of "
+                f"{self.patch_size} (patch), got {size}."
+            )
+        k = grid // side
+        means = self.positions[:, 1:].unflatten(1, (side, k, side, k)).mean((2, 4)).flatten(1, 2)
+        return torch.cat([self.positions[:, :1], means], dim=1)
+
+    def embed(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(N, R, R, 3) uint8 -> [CLS] and patch tokens (N, P, W), and the positions to add to them (1, P, W)."""
+        positions = self.positions_at(pixels.shape[1])
         x = self.patches(pixels)
         if self.float32_tokens:
             x = x.float()
         # In the precision of the patches: under autocast the sum would be float32, and every layer would carry it on.
-        cls, positions = self.cls_token.to(x.dtype), self.positions.to(x.dtype)
-        x = torch.cat([cls.expand(len(x), -1, -1), x], dim=1) + positions
+        cls = self.cls_token.to(x.dtype)
+        x = torch.cat([cls.expand(len(x), -1, -1), x], dim=1)
+        return x, positions.to(x.dtype)
+
+    def summary(self, x_NPW: torch.Tensor, change_NPW: torch.Tensor) -> torch.Tensor:
+        """The last block and the norm, (N, P, W) and what is to be added -> (N, W).
+
+        Only the [CLS] token is read, so no other is computed.
+        """
+        return self.norm(cast(Block, self.blocks[-1]).first_token(x_NPW, change_NPW))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(N, R, R, 3) uint8 -> (N, W), with R the image size or a whole fraction of it (see ``positions_at``)."""
+        x, change = self.embed(pixels)
         for block in self.blocks[:-1]:
-            x = block(x)
-        # Only the [CLS] token is read, so the last layer computes no other, and the norm sees no other.
-        return self.norm(self._last_block.first_token(x))
+            x, change = block(x, change)
+        return self.summary(x, change)

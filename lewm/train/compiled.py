@@ -1,15 +1,16 @@
 """The parts of a step that are worth compiling, and compiling them while the data is still being read.
 
-Encoder, predictor and SIGReg's characteristic function are compiled each as one graph. What lies between them is
-little work, and contains what several processes say to one another.
+The blocks of encoder and predictor, what the encoder does before and after them, and SIGReg's characteristic function
+are compiled each as one graph. Blocks of a kind share their code, so that twelve of them take the compiler no longer
+than one. What lies between is little work, and contains what several processes say to one another. A run that begins
+with coarse frames has two sizes of everything in the encoder; both are compiled before it starts.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,10 +19,8 @@ from lewm.config import Config, TrainConfig
 from lewm.model.sigreg import SIGReg
 from lewm.model.world_model import LeWM
 from lewm.train.objective import lewm_loss
-from lewm.train.step import attention_kernels, step_precision
+from lewm.train.step import attention_kernels, step_precision, view
 from lewm.types import Batch
-
-M = TypeVar("M", bound=nn.Module)
 
 
 def wants_compiling(settings: TrainConfig, device: torch.device) -> bool:
@@ -29,33 +28,37 @@ def wants_compiling(settings: TrainConfig, device: torch.device) -> bool:
     return device.type == "cuda" if settings.compile == "auto" else settings.compile != "off"
 
 
-def compile_parts(model: LeWM, sigreg: SIGReg, settings: TrainConfig, backend: str = "inductor") -> tuple[LeWM, SIGReg]:
+def compile_parts(
+    models: dict[bool, LeWM], sigreg: SIGReg, settings: TrainConfig, backend: str = "inductor"
+) -> tuple[dict[bool, LeWM], SIGReg]:
     """Compiled views: they share every parameter and buffer with the originals, which stay as they are.
 
-    Validation and checkpoints use the originals, so that no other shape or mode is ever compiled.
+    models: of each phase, as ``phase_models`` returns them; they differ in their encoders only. Validation and
+    checkpoints use the model itself, so that no other shape or mode is ever compiled.
     """
     mode = "max-autotune-no-cudagraphs" if settings.compile == "max-autotune" else None
 
     def compiled(part: Any) -> Any:
         return torch.compile(part, fullgraph=True, dynamic=False, mode=mode, backend=backend)
 
-    fast_model, fast_sigreg = _view(model), _view(sigreg)
-    fast_model.encoder, fast_model.predictor = compiled(model.encoder), compiled(model.predictor)
+    def compiled_model(model: LeWM) -> LeWM:
+        fast = view(model)
+        fast.encoder, fast.predictor = view(model.encoder), view(model.predictor)
+        fast.encoder.embed = compiled(model.encoder.embed)  # type: ignore[method-assign]
+        fast.encoder.summary = compiled(model.encoder.summary)  # type: ignore[method-assign]
+        for part, original in ((fast.encoder, model.encoder), (fast.predictor, model.predictor)):
+            part.blocks = nn.ModuleList(compiled(block) for block in original.blocks)
+        return fast
+
+    fast_sigreg = view(sigreg)
     fast_sigreg.characteristic_function = compiled(sigreg.characteristic_function)
-    return fast_model, fast_sigreg
-
-
-def _view(module: M) -> M:
-    """A copy with the same parameters and children, whose children can be exchanged."""
-    view = copy.copy(module)
-    view._modules = dict(module._modules)
-    return view
+    return {phase: compiled_model(model) for phase, model in models.items()}, fast_sigreg
 
 
 class Compilation:
-    """Compiles a step's parts in a thread of its own, by computing the loss and gradient of an empty batch."""
+    """Compiles a step's parts in a thread of its own, by computing each phase's loss and gradient of an empty batch."""
 
-    def __init__(self, model: LeWM, sigreg: SIGReg, config: Config) -> None:
+    def __init__(self, models: dict[bool, LeWM], sigreg: SIGReg, config: Config) -> None:
         self._error: BaseException | None = None
         self._seconds = 0.0
         # Both are properties of the thread that asks, and torch.compile takes note of them.
@@ -65,9 +68,10 @@ class Compilation:
             started = time.perf_counter()
             try:
                 torch.set_num_threads(threads)
-                if model.device.type == "cuda":
-                    torch.cuda.set_device(model.device)
-                _exercise(model, sigreg, config)
+                for model in models.values():
+                    if model.device.type == "cuda":
+                        torch.cuda.set_device(model.device)
+                    _exercise(model, sigreg, config)
             except BaseException as error:  # raised again by wait()
                 self._error = error
             self._seconds = time.perf_counter() - started

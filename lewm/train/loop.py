@@ -30,7 +30,7 @@ from lewm.train.inputs import Dataset, TrainingData, load_windows, open_dataset
 from lewm.train.optim import WeightAverage, make_optimizer
 from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState, decisive_settings
-from lewm.train.step import PlainStep, RecordedStep, StepFunction
+from lewm.train.step import PlainStep, RecordedStep, StepFunction, phase_models
 from lewm.train.trainer import INITIAL_WEIGHTS, WINDOWS, SilentMonitor, Trainer, TrainingMonitor, make_sigreg
 from lewm.types import Array
 
@@ -107,12 +107,12 @@ def prepare(
         processes.check_agreement("settings", decisive_settings(config))
         processes.check_agreement("dataset", dataset.facts())
     state = _initial_state(config, dataset, device, processes)
-    model, sigreg, compilation = state.model, make_sigreg(config, processes), None
+    models, sigreg, compilation = phase_models(state.model, config.train), make_sigreg(config, processes), None
     run = Run(config.out or Path("runs/train"))
     if wants_compiling(config.train, device) and not run.is_finished(config.train.steps):
-        model, sigreg = compile_parts(model, sigreg, config.train)
-        # Several processes compile in their first step instead: they cannot take it before all have come so far.
-        compilation = Compilation(model, sigreg, config) if processes.count == 1 else None
+        models, sigreg = compile_parts(models, sigreg, config.train)
+        # Several processes compile in a phase's first step instead: they cannot take it before all have come so far.
+        compilation = Compilation(models, sigreg, config) if processes.count == 1 else None
     data = processes.together(lambda: load_windows(config, dataset, device))
     newest = processes.from_first(processes.together(lambda: run.open(config, resume) if processes.is_first else None))
     _describe(data, monitor)
@@ -121,11 +121,14 @@ def prepare(
         monitor.note(f"Compiled in {compiling:.0f} s while the data was read; {waited:.0f} s in all before the start.")
     windows_of = _windows_of(config, len(data.training), part)
     batches = Batches(data.training.batch, windows_of, config.train.steps, device, config.train.prefetch)
-    step: StepFunction = PlainStep(model, sigreg, state.optimizer, config.train, state.average, processes)
     # What processes say to one another is not recorded.
-    if config.train.cuda_graph and device.type == "cuda" and processes.count == 1:
-        step = RecordedStep(step, quiet=batches.wait)
-    trainer = Trainer(config, state, step, batches, data, run, processes, monitor)
+    recorded = config.train.cuda_graph and device.type == "cuda" and processes.count == 1
+
+    def make_step(coarse: bool) -> StepFunction:
+        step = PlainStep(models[coarse], sigreg, state.optimizer, config.train, state.average, processes)
+        return RecordedStep(step, quiet=batches.wait) if recorded else step
+
+    trainer = Trainer(config, state, make_step, batches, data, run, processes, monitor)
     if newest is not None:
         trainer.resume(newest)
     return trainer
@@ -141,6 +144,7 @@ def _initial_state(config: Config, dataset: Dataset, device: torch.device, proce
     torch.manual_seed(derive_seed(config.seed, INITIAL_WEIGHTS))
     model = LeWM(config.model, dataset.action_stats)
     model.encoder.float32_tokens = config.train.precision == "mixed"
+    model.encoder.use_kernels(attention=config.train.fused and config.train.attention == "auto", mlp=config.train.fused)
     share_batchnorm(model, processes)
     model.to(device)
     average = WeightAverage(model, config.train.ema) if config.train.ema else None

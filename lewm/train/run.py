@@ -23,14 +23,14 @@ from lewm.model.world_model import LeWM
 from lewm.train.optim import WeightAverage, load_optimizer_tensors, optimizer_tensors
 
 OPTIMIZER = "optimizer.safetensors"
-KEEP_CHECKPOINTS = 2
 TRAINED_WEIGHTS = "trained/"  # prefix of their names in OPTIMIZER, where the model is an average of them
 
 # Settings that do not change which weights a run ends with, or only belong to later verbs.
 _FREE_SETTINGS = (
     *("out", "data", "device", "collect", "plan", "eval", "loader.cache", "loader.threads"),
-    *("train.log_every", "train.val_every", "train.val_batches", "train.checkpoint_every"),
-    *("train.compile", "train.cuda_graph", "train.attention", "train.prefetch"),  # rounding at most
+    *("train.log_every", "train.val_every", "train.val_batches", "train.checkpoint_every", "train.keep_checkpoints"),
+    # Rounding at most:
+    *("train.compile", "train.cuda_graph", "train.fused", "train.attention", "train.prefetch"),
 )
 
 
@@ -114,8 +114,8 @@ class Run:
                 f"{self.directory} holds another run: {', '.join(changed)}. Choose another folder with --out."
             )
 
-    def save(self, step: int, state: TrainingState, progress: dict[str, Any]) -> Path:
-        """Write the checkpoint of ``step`` completed steps; older ones but the last are removed afterwards."""
+    def save(self, step: int, state: TrainingState, progress: dict[str, Any], keep: int) -> Path:
+        """Write the checkpoint of ``step`` completed steps; then keep so many of the newest, and remove the others."""
         target = _checkpoint_folder(self.checkpoints, step)
         training = {"step": step, **progress}
         run = checkpoint.read_json(self.directory / "config.json")
@@ -125,7 +125,7 @@ class Run:
             state.result.save_pretrained(folder, extra={"training": training, "run": run})
 
         checkpoint.write_folder(target, fill)
-        checkpoint.prune(self.checkpoints, KEEP_CHECKPOINTS)
+        checkpoint.prune(self.checkpoints, keep)
         return target
 
     @staticmethod

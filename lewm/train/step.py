@@ -8,11 +8,14 @@ generator as it is seeded then, so that dropout remains a function of (seed, ste
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lewm.config import TrainConfig
@@ -23,6 +26,8 @@ from lewm.train.distributed import Processes
 from lewm.train.objective import Losses, lewm_loss
 from lewm.train.optim import WeightAverage
 from lewm.types import Batch
+
+M = TypeVar("M", bound=nn.Module)
 
 # Before recording, so many steps run as usual: libraries allocate and choose their kernels on first use.
 PLAIN_STEPS = 3
@@ -47,6 +52,40 @@ class StepResult:
 StepFunction = Callable[[Batch, torch.Tensor], StepResult]
 
 
+def halve(pixels: torch.Tensor) -> torch.Tensor:
+    """(..., R, R, 3) uint8 -> (..., R/2, R/2, 3) uint8: each pixel the mean of a 2 x 2 square, halves rounded up."""
+    rows = pixels[..., ::2, :, :].to(torch.int16) + pixels[..., 1::2, :, :]
+    sums = rows[..., ::2, :] + rows[..., 1::2, :]
+    return ((sums + 2) >> 2).to(torch.uint8)
+
+
+def view(module: M) -> M:
+    """A copy with the same parameters and children, whose children can be exchanged."""
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    return copied
+
+
+def is_coarse(settings: TrainConfig, step: int) -> bool:
+    """Whether a step, counted from 0, sees frames at half resolution."""
+    return step < settings.coarse_steps
+
+
+def phase_models(model: LeWM, settings: TrainConfig) -> dict[bool, LeWM]:
+    """The model as each phase of the run looks at frames with it, by ``is_coarse``, in the order of the phases.
+
+    All of them are given full-size frames, and share every parameter and buffer.
+    """
+    models = {}
+    if is_coarse(settings, 0):
+        coarse = models[True] = view(model)
+        coarse.encoder = view(model.encoder)
+        coarse.encoder.embed = lambda pixels: model.encoder.embed(halve(pixels))  # type: ignore[method-assign]
+    if not is_coarse(settings, settings.steps - 1):
+        models[False] = model
+    return models
+
+
 def step_precision(settings: TrainConfig, device: torch.device) -> torch.autocast:
     """The precision of a step's arithmetic; weights and optimiser state are always float32."""
     enabled = settings.precision in ("bf16", "mixed") or (settings.precision == "auto" and device.type == "cuda")
@@ -66,7 +105,7 @@ class PlainStep:
     """A step as it is written down. Processes that share a batch take it together.
 
     Args:
-        model: what is trained; it may be a compiled view of it.
+        model: what is trained; it may be a compiled view of it, or one that halves its frames.
         sigreg: the regulariser of the whole batch, over all processes.
         optimizer: over the model's parameters.
         settings: precision, clipping, kernels.

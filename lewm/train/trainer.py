@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from lewm.train.objective import Losses, lewm_loss
 from lewm.train.optim import learning_rate, set_learning_rate
 from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState
-from lewm.train.step import StepFunction, StepResult, step_precision
+from lewm.train.step import StepFunction, StepResult, is_coarse, step_precision
 from lewm.types import Batch
 
 # Second element of the keys from which random streams are derived: what the stream is for.
@@ -53,7 +54,7 @@ class Trainer:
     Args:
         config: the run's settings.
         state: model, optimiser, average.
-        take_step: trains on this process's part of a batch.
+        make_step: returns what trains on this process's part of a batch, in the phase of coarse frames or not.
         batches: that part, by step.
         data: for its validation windows.
         run: the folder; only the first process writes to it.
@@ -65,7 +66,7 @@ class Trainer:
         self,
         config: Config,
         state: TrainingState,
-        take_step: StepFunction,
+        make_step: Callable[[bool], StepFunction],
         batches: Batches,
         data: TrainingData,
         run: Run,
@@ -74,7 +75,9 @@ class Trainer:
     ) -> None:
         self.config, self.state, self.data, self.run, self.monitor = config, state, data, run, monitor
         self.processes = processes
-        self._take_step, self.batches = take_step, batches
+        self._make_step, self.batches = make_step, batches
+        self._take_step: StepFunction | None = None
+        self._coarse = False
         self.device = state.model.device
         self.sigreg = make_sigreg(config)
         self.step = 0
@@ -141,10 +144,18 @@ class Trainer:
         process = (self.processes.rank,) if self.processes.rank else ()
         torch.manual_seed(derive_seed(self.config.seed, DROPOUT, self.step, *process))
         set_learning_rate(self.state.optimizer, learning_rate(self.config.train, self.step))
-        result = self._take_step(batch, directions_DM)
+        result = self.step_function()(batch, directions_DM)
         bad_here = torch.where(result.finite, math.inf, float(self.step + 1))
         self._first_bad_step = torch.minimum(self._first_bad_step, bad_here)
         return result
+
+    def step_function(self) -> StepFunction:
+        """What takes this step: the same object until the phase changes."""
+        coarse = is_coarse(self.config.train, self.step)
+        if self._take_step is None or coarse != self._coarse:
+            self._take_step = None  # a recorded step holds much memory, which the next one needs
+            self._take_step, self._coarse = self._make_step(coarse), coarse
+        return self._take_step
 
     def _log(self, log: MetricsLog | None, losses: Losses, steps_per_second: float) -> None:
         self._stop_if_not_finite()
@@ -167,7 +178,7 @@ class Trainer:
 
     @torch.no_grad()
     def _validate(self) -> dict[str, float]:
-        """The losses on held-out windows; by one process, on whole batches."""
+        """The losses on held-out windows; by one process, on whole batches, always of full-size frames."""
         settings, windows = self.config.train, self.data.validation
         size = min(settings.batch_size, len(windows))
         seed = derive_seed(self.config.seed, VALIDATION)
@@ -191,7 +202,7 @@ class Trainer:
         device = f"{self.processes.count} × {kind}, torch {torch.__version__}"
         progress = {"windows": len(self.data.training), "env": self.config.env, "device": device}
         if self.processes.is_first:
-            self.last_checkpoint = self.run.save(self.step, self.state, progress)
+            self.last_checkpoint = self.run.save(self.step, self.state, progress, self.config.train.keep_checkpoints)
         self.last_checkpoint = self.processes.from_first(self.last_checkpoint)
 
     def _stop_if_not_finite(self) -> None:

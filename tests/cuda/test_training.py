@@ -66,6 +66,21 @@ def test_a_fast_step_is_the_plain_step(
     assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
 
 
+@pytest.mark.parametrize(("compiling", "tolerance"), [("off", 1e-4), ("on", 1e-3)])
+def test_a_recorded_run_of_both_phases_is_the_plain_one(
+    debug_config: Config, tmp_path: Path, compiling: str, tolerance: float
+) -> None:
+    """Coarse frames for six steps, then full-size ones: in each phase some steps are plain, the others replayed."""
+    model = debug_config.model
+    config = replace(debug_config, model=replace(model, predictor=replace(model.predictor, dropout=0.0)))
+    settings = {"precision": "float32", "coarse_steps": 6}
+    train(on_gpu(config, tmp_path / "plain", **settings))
+    train(on_gpu(config, tmp_path / "fast", **settings, cuda_graph=True, compile=compiling))
+    assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
+    train(on_gpu(config, tmp_path / "fine", precision="float32"))
+    assert losses(tmp_path / "fine") != pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
+
+
 @pytest.mark.parametrize("fast", [False, True])
 def test_dropout_of_a_recorded_step_is_a_function_of_seed_and_step(
     debug_config: Config, tmp_path: Path, fast: bool
@@ -94,7 +109,7 @@ def test_each_replay_has_a_dropout_of_its_own(debug_config: Config, tmp_path: Pa
 
     def loss(seed: int) -> float:
         torch.manual_seed(seed)
-        return trainer._take_step(batch, directions_DM).losses.total.item()
+        return trainer.step_function()(batch, directions_DM).losses.total.item()
 
     for seed in range(4):  # until it is recorded
         loss(seed)
@@ -103,8 +118,9 @@ def test_each_replay_has_a_dropout_of_its_own(debug_config: Config, tmp_path: Pa
     assert found[0] == pytest.approx(found[2], rel=1e-6)
 
 
-def test_the_host_does_not_wait_between_log_lines(debug_config: Config, tmp_path: Path) -> None:
-    config = on_gpu(debug_config, tmp_path / "run", cuda_graph=True)
+@pytest.mark.parametrize("coarse_steps", [0, 12])
+def test_the_host_does_not_wait_between_log_lines(debug_config: Config, tmp_path: Path, coarse_steps: int) -> None:
+    config = on_gpu(debug_config, tmp_path / "run", cuda_graph=True, coarse_steps=coarse_steps)
     trainer = prepare(config, "never", SINGLE, torch.device("cuda"), SilentMonitor())
     trainer.state.model.train()
     for _ in range(5):

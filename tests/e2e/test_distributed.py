@@ -31,6 +31,7 @@ from lewm.train.trainer import make_sigreg
 from lewm.types import ActionStats, Batch
 
 BATCH = 8
+COARSE = 30  # Of 60 steps: interruptions come before these are over, so that a continued run changes phase.
 
 
 # -- the arithmetic ---------------------------------------------------------------------------------------------------
@@ -120,7 +121,8 @@ def test_devices_that_processes_cannot_share(
 
 
 def options(config: Config, run: Path, steps: int, **changes: Any) -> list[str]:
-    settings = {"steps": steps, "batch-size": 8, "checkpoint-every": 10, "log-every": 1, **changes}
+    settings = {"steps": steps, "coarse-steps": COARSE, "batch-size": 8, "checkpoint-every": 10, "log-every": 1}
+    settings |= changes
     values = [f"--train.{name}={value}" for name, value in settings.items()]
     common = ["--model.predictor.dropout=0", "--device=cpu", f"--data={config.data}", f"--out={run}"]
     return ["train", "debug", *values, *common]
@@ -164,10 +166,10 @@ def assert_same_training(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 60 steps by one process."""
+    """A run of 60 steps by one process, the first COARSE at half resolution."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    settings = replace(debug_config.train, steps=60, batch_size=8, checkpoint_every=10, log_every=1)
-    train(replace(without_dropout(debug_config), out=out, train=settings))
+    settings = replace(debug_config.train, steps=60, coarse_steps=COARSE, batch_size=8, checkpoint_every=10)
+    train(replace(without_dropout(debug_config), out=out, train=replace(settings, log_every=1)))
     return out
 
 

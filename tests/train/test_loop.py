@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import signal
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,13 +17,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lewm import checkpoint
 from lewm.config import Config
 from lewm.errors import CheckpointError, DataError, TrainingError
+from lewm.model.vit import PatchEmbedding
 from lewm.model.world_model import LeWM
 from lewm.train import step as step_module
 from lewm.train import trainer
+from lewm.train.distributed import SINGLE
 from lewm.train.logs import read_metrics
-from lewm.train.loop import train
+from lewm.train.loop import prepare, train
 from lewm.train.objective import Losses
 from lewm.train.run import OPTIMIZER
+from lewm.train.step import StepFunction
 from lewm.train.trainer import SilentMonitor
 
 STEPS = 10  # Checkpoints are written after 4, 8 and the last.
@@ -229,7 +233,7 @@ def test_settings_that_do_not_change_the_weights_may_change(debug_config: Config
 # -- what is refused ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [{"lr": 0.5}, {"steps": 20}, {"schedule": "constant"}])
+@pytest.mark.parametrize("change", [{"lr": 0.5}, {"steps": 20}, {"schedule": "constant"}, {"coarse_steps": 3}])
 def test_another_run_is_not_continued(debug_config: Config, undisturbed: Path, change: dict[str, Any]):
     before = files_below(undisturbed)
     (name,) = change
@@ -411,3 +415,67 @@ def test_a_run_from_before_a_setting_existed_continues(debug_config: Config, und
     checkpoint.write_json(tmp_path / "run" / "config.json", document)
     assert train(config).steps == STEPS
     assert_same_run(tmp_path / "run", undisturbed)
+
+
+# -- coarse frames first --------------------------------------------------------------------------------------
+
+COARSE = 6
+
+
+@pytest.fixture(scope="module")
+def coarse_first(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of STEPS steps, the first COARSE at half resolution, from beginning to end."""
+    out = tmp_path_factory.mktemp("coarse") / "run"
+    train(with_training(debug_config, out, coarse_steps=COARSE))
+    return out
+
+
+@pytest.mark.parametrize("coarse_steps", [0, 1, COARSE, STEPS, STEPS + 1])
+def test_the_first_steps_are_coarse_and_validation_never_is(
+    debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coarse_steps: int
+):
+    honest = PatchEmbedding.forward
+    sizes: dict[bool, list[int]] = {True: [], False: []}
+
+    def spy(self: PatchEmbedding, pixels: torch.Tensor) -> torch.Tensor:
+        sizes[torch.is_grad_enabled()].append(pixels.shape[1])
+        return honest(self, pixels)
+
+    monkeypatch.setattr(PatchEmbedding, "forward", spy)
+    train(with_training(debug_config, tmp_path, coarse_steps=coarse_steps))
+    assert sizes[True] == [14 if step < coarse_steps else 28 for step in range(STEPS)]
+    assert sizes[False] == [28] * 3  # after 4, 8 and the last
+
+
+def test_coarse_steps_are_other_steps(undisturbed: Path, coarse_first: Path):
+    with pytest.raises(AssertionError):
+        assert_same_run(coarse_first, undisturbed)
+
+
+@pytest.mark.parametrize("step", [COARSE - 1, COARSE, COARSE + 1])
+def test_a_run_stopped_near_the_switch_continues_to_the_same_weights(
+    debug_config: Config, coarse_first: Path, tmp_path: Path, step: int
+):
+    config = with_training(debug_config, tmp_path / "run", coarse_steps=COARSE)
+    assert train(config, monitor=Terminate(step)).steps == step
+    train(config)
+    assert_same_run(tmp_path / "run", coarse_first)
+
+
+def test_a_phases_step_is_gone_before_the_next_is_made(debug_config: Config, tmp_path: Path):
+    """A recorded step holds a step's memory, and there may not be room for two."""
+    config = with_training(debug_config, tmp_path / "run", coarse_steps=2)
+    subject = prepare(config, "never", SINGLE, torch.device("cpu"), SilentMonitor())
+    make_step, made, alive = subject._make_step, [], []
+
+    def spy(coarse: bool) -> StepFunction:
+        alive.append(sum(reference() is not None for reference in made))
+        step = make_step(coarse)
+        made.append(weakref.ref(step))
+        return step
+
+    subject._make_step = spy
+    for _ in range(4):
+        subject.train_step()
+        subject.step += 1
+    assert alive == [0, 0]

@@ -15,18 +15,20 @@ from lewm.model.world_model import LeWM
 from lewm.train.compiled import Compilation, compile_parts, wants_compiling
 from lewm.train.distributed import SINGLE
 from lewm.train.optim import WeightAverage, make_optimizer
-from lewm.train.step import ATTENTION_KERNELS, PlainStep, attention_kernels
+from lewm.train.step import ATTENTION_KERNELS, PlainStep, attention_kernels, halve, phase_models
 from lewm.train.trainer import make_sigreg
 from lewm.types import ActionStats, Batch
 
 CPU = torch.device("cpu")
 
 
-def without_dropout(config: Config) -> Config:
-    return replace(config, model=replace(config.model, predictor=replace(config.model.predictor, dropout=0.0)))
+def deeper_without_dropout(config: Config) -> Config:
+    encoder, predictor = config.model.encoder, config.model.predictor
+    encoder, predictor = replace(encoder, depth=4), replace(predictor, depth=3, dropout=0.0)
+    return replace(config, model=replace(config.model, encoder=encoder, predictor=predictor))
 
 
-CONFIG = without_dropout(preset("debug"))
+CONFIG = deeper_without_dropout(preset("debug"))
 
 
 @pytest.fixture
@@ -80,25 +82,35 @@ def test_the_average_follows_the_weights(model: LeWM, batch: Batch) -> None:
     assert not torch.equal(found["projector.1.running_mean"], model.state_dict()["projector.1.running_mean"])
 
 
-def test_compiled_parts_do_the_same_without_breaks_or_recompilation(model: LeWM, batch: Batch) -> None:
-    """Traced as on a GPU, but run by torch's own operators: generating code takes minutes on a CPU."""
+@pytest.mark.parametrize(("coarse_steps", "graphs"), [(0, 6), (2, 10), (100, 6)])
+def test_compiled_parts_do_the_same_without_breaks_or_recompilation(
+    model: LeWM, batch: Batch, coarse_steps: int, graphs: int
+) -> None:
+    """Traced as on a GPU, but run by torch's own operators: generating code takes minutes on a CPU.
+
+    A predictor's block and the characteristic function are compiled once. Of the encoder four parts are compiled, for
+    each phase that the run has: what is before the blocks, the first, those between, and the last with what follows.
+    """
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     other, sigreg = copy.deepcopy(model), make_sigreg(CONFIG)
-    settings = replace(CONFIG.train, compile="on")
-    fast_model, fast_sigreg = compile_parts(model, sigreg, settings, backend="aot_eager")
+    settings = replace(CONFIG.train, compile="on", coarse_steps=coarse_steps)
+    plain_models = phase_models(other, settings)
+    fast_models, fast_sigreg = compile_parts(phase_models(model, settings), sigreg, settings, backend="aot_eager")
     before = copy.deepcopy(model.state_dict())
-    assert Compilation(fast_model, fast_sigreg, replace(CONFIG, train=settings)).wait() > 0
+    assert Compilation(fast_models, fast_sigreg, replace(CONFIG, train=settings)).wait() > 0
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name  # compiling leaves no trace in the model
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert graphs == 3
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
-    steps = [
-        PlainStep(m, s, torch.optim.SGD(original.parameters(), lr=0.01), settings, None, SINGLE)
-        for m, s, original in ((fast_model, fast_sigreg, model), (other, sigreg, other))
-    ]
-    for number in range(3):
-        results = [step(batch, sigreg.directions(8, number, CPU)) for step in steps]
+    optimizers = [torch.optim.SGD(original.parameters(), lr=0.01) for original in (model, other)]
+    for number in range(4):
+        results = [
+            PlainStep(models[number < coarse_steps], s, optimizer, settings, None, SINGLE)(
+                batch, sigreg.directions(8, number, CPU)
+            )
+            for models, s, optimizer in zip((fast_models, plain_models), (fast_sigreg, sigreg), optimizers, strict=True)
+        ]
         torch.testing.assert_close(results[0].losses.total, results[1].losses.total)
     for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, msg=name)
@@ -109,7 +121,7 @@ def test_compiled_parts_do_the_same_without_breaks_or_recompilation(model: LeWM,
 def test_an_error_while_compiling_is_not_lost(model: LeWM) -> None:
     wrong = replace(CONFIG, model=replace(CONFIG.model, action_dim=3))
     with pytest.raises(RuntimeError, match=r"size|shape|match"):
-        Compilation(model, make_sigreg(CONFIG), wrong).wait()
+        Compilation({False: model}, make_sigreg(CONFIG), wrong).wait()
 
 
 @pytest.mark.parametrize(("float32_tokens", "expected"), [(False, torch.bfloat16), (True, torch.float32)])
@@ -141,3 +153,38 @@ def test_every_kernel_setting_can_be_entered(name: str) -> None:
     expected = usual[0] if name == "default" else ATTENTION_KERNELS["cudnn" if name == "auto" else name]
     assert inside[0] == expected
     assert _cur_sdpa_kernel_backends(with_priority=True) == usual
+
+
+# -- coarse frames --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 4)])
+def test_a_halved_frame_has_the_rounded_mean_of_each_square(leading: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    frames = torch.randint(0, 256, (*leading, 8, 8, 3), dtype=torch.uint8, generator=generator)
+    found = halve(frames)
+    assert (found.shape, found.dtype) == ((*leading, 4, 4, 3), torch.uint8)
+    squares = frames.double().unflatten(-3, (4, 2)).unflatten(-2, (4, 2))
+    assert torch.equal(found.double(), (squares.mean((-4, -2)) + 0.5).floor())
+
+
+@pytest.mark.parametrize(
+    ("square", "mean"), [((255,) * 4, 255), ((0, 0, 0, 1), 0), ((0, 0, 1, 1), 1), ((254, 255, 254, 255), 255)]
+)
+def test_halving_neither_overflows_nor_darkens(square: tuple[int, ...], mean: int) -> None:
+    frame = torch.tensor(square, dtype=torch.uint8).view(2, 2, 1).expand(2, 2, 3)
+    assert halve(frame).flatten().tolist() == [mean] * 3
+
+
+def test_a_coarse_step_is_a_step_on_halved_frames(model: LeWM, batch: Batch) -> None:
+    settings = replace(CONFIG.train, coarse_steps=1)
+    coarse = phase_models(model, settings)[True].eval()
+    expected = model.projector(model.encoder(halve(batch.pixels).flatten(0, 1)))
+    assert torch.equal(coarse.encode(batch.pixels).flatten(0, 1), expected)
+    assert {id(p) for p in coarse.parameters()} == {id(p) for p in model.parameters()}
+    assert (model.encode(batch.pixels).flatten(0, 1) - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("coarse_steps", "phases"), [(0, [False]), (3, [True, False]), (8, [True]), (9, [True])])
+def test_the_phases_of_a_run(model: LeWM, coarse_steps: int, phases: list[bool]) -> None:
+    assert list(phase_models(model, replace(CONFIG.train, steps=8, coarse_steps=coarse_steps))) == phases

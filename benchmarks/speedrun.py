@@ -1,0 +1,97 @@
+"""Minutes of training until planning succeeds: one run per seed, with success at some of its checkpoints.
+
+    python benchmarks/speedrun.py --data data/pusht.h5 --out runs/speedrun [--seeds 0 1 2] [--checkpoints 4]
+        [--schedule shrinking] [--preset pusht] [-- options of `lewm train`]
+
+The clock runs from the start of the training command to the moment a checkpoint is complete on disk: starting Python,
+reading the dataset and compiling count, making the dataset and evaluating do not. Each checkpoint is exported to bf16
+and evaluated on the environment's 200 frozen pairs, by the paper's protocol. Wilson's 95 % intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lewm.config import preset
+
+RATE = "planning with the world model"
+
+
+def lewm(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", "lewm", *map(str, arguments)], check=True)
+
+
+def train(arguments: argparse.Namespace, seed: int, run: Path) -> list[dict[str, Any]]:
+    """Train one seed; returns step, folder and seconds on the clock of each checkpoint."""
+    if (run / "config.json").exists():
+        raise SystemExit(f"{run} holds a run already: a clock cannot be started in the middle of one.")
+    steps = arguments.steps or preset(arguments.preset).train.steps
+    options = ("--train.steps", steps, "--train.checkpoint-every", -(-steps // arguments.checkpoints))
+    started = time.time()
+    lewm(
+        *("train", arguments.preset, "--data", arguments.data, "--out", run, "--seed", seed),
+        *(*options, "--train.keep-checkpoints", arguments.checkpoints, *arguments.options),
+    )
+    found = []
+    for folder in sorted((run / "checkpoints").iterdir()):
+        finished = max(path.stat().st_mtime for path in folder.iterdir())
+        found.append({"seed": seed, "step": int(folder.name[-7:]), "folder": folder, "seconds": finished - started})
+    return found
+
+
+def evaluate(row: dict[str, Any], arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
+    """A checkpoint's row with its success."""
+    model = out / f"model_{row['step']}"
+    lewm("export", row.pop("folder"), model)
+    results = out / f"evaluation_{row['step']}.json"
+    lewm(
+        *("eval", model, "--out", results, "--eval.episodes", arguments.pairs), *("--plan.schedule", arguments.schedule)
+    )
+    rate = json.loads(results.read_text())["rates"][RATE]
+    return row | {name: rate[name] for name in ("successes", "episodes", "rate", "interval_95")}
+
+
+def describe(row: dict[str, Any]) -> str:
+    low, high = (100 * bound for bound in row["interval_95"])
+    return (
+        f"| {row['seed']} | {row['step']:,} | {row['seconds'] / 60:.2f} | {row['successes']}/{row['episodes']} = "
+        f"{100 * row['rate']:.1f} % [{low:.1f}, {high:.1f}] |"
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--preset", default="pusht")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=None, help="instead of the preset's")
+    parser.add_argument("--checkpoints", type=int, default=4, help="to evaluate, evenly spaced, per run")
+    parser.add_argument("--schedule", default="shrinking")
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("options", nargs="*", help="for `lewm train`, after --")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    rows = []
+    for seed in arguments.seeds:
+        run = arguments.out / f"seed_{seed}"
+        found = train(arguments, seed, run)
+        print(f"Seed {seed}: trained in {found[-1]['seconds']:.0f} s")
+        rows += [evaluate(row, arguments, arguments.out / f"seed_{seed}_figures") for row in found]
+        (arguments.out / "speedrun.json").write_text(json.dumps(rows, indent=2))
+    print("\n| seed | step | minutes | success |\n| --- | --- | --- | --- |")
+    for row in rows:
+        print(describe(row))
+
+
+if __name__ == "__main__":
+    main()
