@@ -306,8 +306,8 @@ def _debug() -> Config:
 
 def _full_size(env: str, action_dim: int, coarse_steps: int, fine_steps: int) -> Config:
     """The released model with a recipe for minutes on a GPU instead of hours; docs/training.md has the released one."""
-    steps = {"steps": coarse_steps + fine_steps, "coarse_steps": coarse_steps}
-    train = TrainConfig(**steps, lr=8e-4, warmup_steps=300, val_every=1000, checkpoint_every=2000)
+    train = TrainConfig(coarse_steps + fine_steps, coarse_steps, lr=8e-4, warmup_steps=300)
+    train = dataclasses.replace(train, val_every=1000, checkpoint_every=2000)
     # Enough threads to read frames from disk as fast as a GPU wants them.
     return Config(env=env, model=ModelConfig(action_dim=action_dim), train=train, loader=LoaderConfig(threads=8))
 
