@@ -180,7 +180,10 @@ def prune(directory: Path, keep: int) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a safetensors file; it is for ``write_folder`` or ``replacing`` to make it appear whole."""
+    path.touch()
+    mode = path.stat().st_mode  # what the user's files get; save_file makes one that only its owner may read
     save_file(_plain(tensors), path)
+    path.chmod(mode)
 
 
 def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

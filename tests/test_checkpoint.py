@@ -92,6 +92,12 @@ def test_a_model_without_statistics_loads_without_them(tmp_path: Path) -> None:
     assert load(tmp_path).action_stats is None
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_whoever_may_read_the_description_may_read_the_weights(saved: Path) -> None:
+    modes = {path.name: path.stat().st_mode for path in saved.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+
+
 def test_a_missing_tensor_is_named(saved: Path) -> None:
     rewrite_weights(saved, lambda tensors: tensors.pop("encoder.cls_token"))
     with pytest.raises(CheckpointError, match=r"missing encoder\.cls_token"):
