@@ -1,6 +1,6 @@
 """GRASP, a planner that was tried and left out (docs/planning.md), and what it was measured against.
 
-    python benchmarks/grasp.py --model runs/demo/training --pairs 100
+    python benchmarks/grasp.py --model runs/demo/training --count 100
 
 GRASP (gradient relaxed stochastic planner, Psenka et al. 2026, arXiv:2602.00475) treats the states along a plan as
 variables beside its actions. With states z_1..z_{H-1} free, z_0 what was seen and z_H the goal, a joint step descends
@@ -13,16 +13,16 @@ the states are replaced by a rollout of the actions, after some descent through 
 of it. The answer is the plan of lowest cost among those that were rolled out.
 
 Prints success and seconds per plan beside CEM and Adam with about the same arithmetic, for goals 25, 50 and 75 steps
-away: whole plans, twice as many actions as the goal is steps away, the same pairs in every row of a table. ``--tune``
-tries settings on pairs of other episodes, where those below were chosen.
+away: whole plans, twice as many actions as the goal is steps away, the same pairs for every solver. ``--tune`` takes
+pairs of other episodes instead, those on which the settings here were chosen.
 """
 
 from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -40,13 +40,13 @@ from lewm.model.world_model import LeWM
 from lewm.plan.cost import TotalCost, squared_distance
 from lewm.plan.mpc import Planner, Request
 from lewm.plan.noise import normal
-from lewm.plan.solver import Problem, Search, Solver
-from lewm.plan.solvers import make_solver
+from lewm.plan.solver import Problem, Search
 from lewm.types import EpisodeSpec
 
 ENV = "tworoom"
 SEED = 0
 OFFSETS = (25, 50, 75)
+BATCH = 25
 # Where the random numbers for states begin in an episode's stream: far from those for actions.
 _STATE_NOISE = 1 << 40
 _DECAYS = (0.9, 0.999)
@@ -59,6 +59,7 @@ Predict = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Settings:
     """How GRASP searches: ``rounds`` times joint steps and then steps through the rollout; more of these at the end.
 
+    init_std, lr: as in ``PlanConfig``, for the actions.
     state_rate: how far a state moves towards its prediction in a joint step, 1: all the way.
     state_gradient: share of the gradient that reaches the states a prediction starts from; GRASP's is 0.
     noise: standard deviation of the noise on states, per joint step; falls to 0 over the rounds.
@@ -66,15 +67,16 @@ class Settings:
     """
 
     restarts: int = 8
-    rounds: int = 4
-    joint: int = 8
-    through: int = 2
-    final: int = 12
-    lr: float = 0.3
+    rounds: int = 2
+    joint: int = 10
+    through: int = 4
+    final: int = 24
+    init_std: float = 0.3
+    lr: float = 0.1
     state_rate: float = 0.5
     state_gradient: float = 0.0
     noise: float = 0.3
-    goal_weight: float = 0.1
+    goal_weight: float = 1.0
     straight: bool = True  # States begin on the line from here to the goal, not on a rollout.
 
     def steps(self) -> list[bool]:
@@ -103,8 +105,9 @@ class Grasp:
 
     def begin(self, problem: Problem) -> Search:
         mean_BHA = problem.first_mean()
-        search = Search.begin(mean_BHA, 1.0)
-        others_BRHA = mean_BHA.unsqueeze(1) + problem.noise(self.settings.restarts, search.iteration)[:, 1:]
+        search = Search.begin(mean_BHA, self.settings.init_std)
+        noise_BRHA = problem.noise(self.settings.restarts, search.iteration)
+        others_BRHA = mean_BHA.unsqueeze(1) + self.settings.init_std * noise_BRHA[:, 1:]
         plans_BRHA = problem.bound(torch.cat([mean_BHA.unsqueeze(1), others_BRHA], dim=1))
         states_BRHD = self._line(problem) if self.settings.straight else _rolled_out(problem, plans_BRHA)
         moments = plans_BRHA.new_zeros(2, 2, *plans_BRHA.shape)
@@ -143,10 +146,12 @@ class Grasp:
             wanted = torch.cat([states, goal.expand(-1, states.shape[1], -1, -1)], dim=2)
             gap = squared_distance(predicted, wanted) + settings.goal_weight * squared_distance(predicted, goal)
             uphill_actions, uphill_states = torch.autograd.grad(gap.sum(), (actions, states))
-        noise = normal(problem.keys_B, _STATE_NOISE + iteration * (states[0].numel() + 1) // 2 * 2, states[0].numel())
-        cooling = 1 - int(iteration) / max(1, len(self.steps) - settings.final)
+        count = states[0].numel()
+        noise_BN = normal(problem.keys_B, _STATE_NOISE + iteration * (count + count % 2), count)
+        cooling = 1 - int(iteration) / max(1, self.iterations - settings.final)
         # Half of the gradient of a squared distance is the way back to the prediction.
-        moved = states_BRHD - settings.state_rate * uphill_states / 2 + settings.noise * cooling * noise.view_as(states)
+        moved = states_BRHD - settings.state_rate / 2 * uphill_states
+        moved += settings.noise * cooling * noise_BN.view_as(states)
         return uphill_actions, moved
 
     def _predict_all(self, problem: Problem, actions_BRHA: torch.Tensor, states_BRHD: torch.Tensor) -> torch.Tensor:
@@ -171,8 +176,7 @@ class Grasp:
 
     def _lr(self, now: int) -> float:
         """Size of a step on actions: falls to 0 in the last, so that these settle."""
-        left = self.iterations - now
-        return self.settings.lr * min(1.0, left / max(1, self.settings.final))
+        return self.settings.lr * min(1.0, (self.iterations - now) / max(1, self.settings.final))
 
     def _adam(self, gradient: torch.Tensor, moments: torch.Tensor, now: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Which way is up, about 1 in size; each kind of step has running means of its own, as their scales differ."""
@@ -188,7 +192,7 @@ class Grasp:
 def _context(problem: Problem) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
     """What a planner's problem starts from: embeddings (B, T, D), the blocks between them (B, T-1, A); its goal."""
     cost = cast("TotalCost", problem.cost)
-    return cast("functools.partial[torch.Tensor]", cost.rollout).args, cost.goal_BD  # type: ignore[return-value]
+    return cast("functools.partial[torch.Tensor]", cost.rollout).args, cost.goal_BD
 
 
 def _rolled_out(problem: Problem, plans_BRHA: torch.Tensor) -> torch.Tensor:
@@ -203,3 +207,88 @@ def _through_rollout(problem: Problem, plans_BRHA: torch.Tensor) -> tuple[torch.
         cost_BR = problem.cost(leaf_BRHA)
         (gradient_BRHA,) = torch.autograd.grad(cost_BR.sum(), leaf_BRHA)
     return gradient_BRHA, cost_BR.detach()
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way of planning. rollouts: its arithmetic per plan; a step with a gradient counts as three."""
+
+    name: str
+    plan: PlanConfig
+    rollouts: int
+    settings: Settings | None = None  # Of GRASP; None: the solver that ``plan`` names.
+
+    def planner(self, model: LeWM, horizon: int) -> Planner:
+        solver = Grasp(model.predict, model.history, self.settings) if self.settings else None
+        return Together(model, solver, replace(self.plan, horizon=horizon))
+
+
+class Together(Planner):
+    """Solves a batch together on a CPU too: gradients of a few small plans are mostly calls, not arithmetic."""
+
+    def _batches(self, requests: Sequence[Request]) -> list[list[int]]:
+        # With whole plans, all requests of a turn have the same number of frames and the same horizon.
+        starts = range(0, len(requests), BATCH)
+        return [list(range(start, min(start + BATCH, len(requests)))) for start in starts]
+
+
+def contenders() -> list[Contender]:
+    """About 1280 rollouts each. Adam also with settings chosen where GRASP's were: it would be no fair race without."""
+    cem = PlanConfig(samples=128, elites=16, iterations=10)
+    adam = PlanConfig(solver="adam", restarts=16, iterations=27)
+    calm = replace(adam, lr=0.1, init_std=0.3)
+    # A step of GRASP asks which one it is, which a CUDA graph cannot; and it calls the model's own float32 predictor.
+    plain = PlanConfig(cuda_graph=False, precision="float32")
+    gradient_rollouts = GRADIENT_FACTOR * adam.restarts * adam.iterations
+    return [
+        Contender("cem 128 x 10", cem, cem.samples * cem.iterations),
+        Contender("adam 16 x 27", adam, gradient_rollouts),
+        Contender("adam 16 x 27, calm", calm, gradient_rollouts),
+        Contender("grasp", plain, Settings().rollouts(), Settings()),
+    ]
+
+
+def measure(contender: Contender, model: LeWM, specs: Sequence[EpisodeSpec], offset: int) -> str:
+    """A line of the table: success within twice the steps, the first plans' median cost, seconds per plan."""
+    planner = contender.planner(model, offset // model.frame_skip)
+    policy = PlanningPolicy(planner, SEED)
+    results = run_episodes(
+        policy, ENV, specs, resolution=model.image_size, frame_skip=model.frame_skip, budget=2 * offset
+    )
+    success = Rate.of(result.success for result in results)
+    cost = np.median([result.plans[0].cost for result in results])
+    seconds = sum(policy.plan_seconds) / len(policy.plan_seconds)
+    return f"{offset:>6} {contender.name:<20} {contender.rollouts:>8} {success!s:>30} {cost:>8.2f} {seconds:>8.3f}"
+
+
+def pairs(count: int, offset: int, tune: bool) -> tuple[EpisodeSpec, ...]:
+    """Pairs to report on, or to choose settings on; no episode is in both."""
+    with tempfile.TemporaryDirectory() as folder:
+        first = TUNING_EPISODE if tune else 0
+        return build_manifest(ENV, count, offset, Path(folder) / "pairs.json", first_episode=first).pairs
+
+
+def main(
+    model: Path = Path("runs/demo/training"),
+    count: int = 100,
+    offsets: tuple[int, ...] = OFFSETS,
+    only: str = "",
+    tune: bool = False,
+    threads: int = 1,
+) -> None:
+    """Print the table for a trained TwoRoom model.
+
+    count: pairs per goal offset.  only: contenders whose names begin so.  tune: on pairs of other episodes.
+    """
+    torch.set_num_threads(threads)
+    world_model = LeWM.from_pretrained(model)
+    print(f"{'offset':>6} {'':<20} {'rollouts':>8} {'success':>30} {'cost':>8} {'s/plan':>8}")
+    for offset in offsets:
+        specs = pairs(count, offset, tune)
+        for contender in contenders():
+            if contender.name.startswith(only):
+                print(measure(contender, world_model, specs, offset), flush=True)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

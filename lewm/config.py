@@ -304,21 +304,25 @@ def _debug() -> Config:
     )
 
 
-def _full_size(env: str, action_dim: int, coarse_steps: int, fine_steps: int) -> Config:
+def _full_size(env: str, action_dim: int) -> Config:
     """The released model with a recipe for minutes on a GPU instead of hours; docs/training.md has the released one."""
-    train = TrainConfig(coarse_steps + fine_steps, coarse_steps, lr=8e-4, warmup_steps=300)
-    train = dataclasses.replace(train, val_every=1000, checkpoint_every=2000)
+    train = TrainConfig(steps=16_000, coarse_steps=8_000, lr=8e-4, warmup_steps=300, val_every=1000)
     # Enough threads to read frames from disk as fast as a GPU wants them.
-    return Config(env=env, model=ModelConfig(action_dim=action_dim), train=train, loader=LoaderConfig(threads=8))
+    return Config(
+        env=env,
+        model=ModelConfig(action_dim=action_dim),
+        train=dataclasses.replace(train, checkpoint_every=2000),
+        loader=LoaderConfig(threads=8),
+    )
 
 
 PRESETS: dict[str, Callable[[], Config]] = {
     "debug": _debug,
     "demo": _demo,
-    "tworoom": partial(_full_size, "lewm/TwoRoom-v0", 2, 4_000, 2_000),
-    "pusht": partial(_full_size, "lewm/PushT-v0", 2, 6_000, 6_000),
-    "reacher": partial(_full_size, "lewm/Reacher-v0", 2, 5_000, 4_000),
-    "cube": partial(_full_size, "lewm/Cube-v0", 5, 6_000, 6_000),
+    "tworoom": partial(_full_size, "lewm/TwoRoom-v0", 2),
+    "pusht": partial(_full_size, "lewm/PushT-v0", 2),
+    "reacher": partial(_full_size, "lewm/Reacher-v0", 2),
+    "cube": partial(_full_size, "lewm/Cube-v0", 5),
 }
 
 
