@@ -1,11 +1,12 @@
 """Planning time: our CEM beside the public solver's, same weights, same inputs, one run.
 
-    python benchmarks/plan.py [--device cuda] [--json FILE]
+    python benchmarks/plan.py [--device cuda] [--json FILE] [--curve MODEL --env ENV --pairs 50]
 
 Prints milliseconds per plan of 300 candidates x 30 iterations x 5 blocks with the full-size network for 1, 10 and 50
 environments, the ratio, and the share of the arithmetic limit that ours reaches; then the latency of ``Planner.plan``,
 encoding included. On a CPU fewer iterations are run and the time is scaled to 30; both solvers then get the same noise
-and must return the same plans.
+and must return the same plans. With a trained model, also its success against planning time, for all solvers at several
+budgets (benchmarks/solvers.py).
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ import numpy as np
 import peer
 import torch
 from gymnasium.spaces import Box
+from solvers import print_table, solver_rows
 
 from lewm import LeWM, Planner
 from lewm.config import PlanConfig
+from lewm.evaluate.manifest import load_manifest
 from lewm.plan.mpc import Request
 from lewm.plan.solver import Problem
 from lewm.types import ActionStats, Context
@@ -176,6 +179,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--environments", type=int, nargs="+", default=[1, 10, 50])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--curve", type=Path, help="a trained model's folder: success against planning time")
+    parser.add_argument("--env", default="tworoom", help="the environment of that model")
+    parser.add_argument("--pairs", type=int, default=50, help="episodes per point of the curve")
     args = parser.parse_args()
     network = peer.build_network()
     with tempfile.TemporaryDirectory() as folder:
@@ -208,6 +214,9 @@ def main() -> None:
     print("Planner.plan: " + ", ".join(f"{name} {value:.2f}" for name, value in results["latency"].items()))
     if args.json:
         args.json.write_text(json.dumps(results, indent=2) + "\n")
+    if args.curve:
+        trained, specs = LeWM.from_pretrained(args.curve, args.device), load_manifest(args.env).first(args.pairs)
+        print_table(f"{args.env}, {args.pairs} pairs", solver_rows(trained, args.env, specs))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Success and planning time of every solver at several budgets, and of every schedule, on the frozen TwoRoom pairs.
+"""Success and planning time of every solver at several budgets, and of every schedule, on frozen pairs.
 
-    python benchmarks/solvers.py --model runs/demo/training --episodes 50
+    python benchmarks/solvers.py --model runs/demo/training --env tworoom --episodes 50
 
 Prints one table of solvers (whole plans, as in the paper) and one of schedules (CEM). Each row is one run; its interval
 says how far another fifty pairs could move it.
@@ -25,7 +25,6 @@ from lewm.model.world_model import LeWM
 from lewm.plan.mpc import Planner
 from lewm.types import EpisodeSpec
 
-ENV = "tworoom"
 BUDGET = 50
 SEED = 0
 SCHEDULE_CEM = PlanConfig(samples=128, elites=16, iterations=10)
@@ -56,53 +55,59 @@ class Row:
 HEADER = f"{'':<24} {'success':>30} {'at the goal in the end':>30} {'ms per plan':>12} {'plans':>6}"
 
 
-def measure(name: str, model: LeWM, plan: PlanConfig, specs: Sequence[EpisodeSpec]) -> Row:
+def measure(name: str, model: LeWM, plan: PlanConfig, env: str, specs: Sequence[EpisodeSpec]) -> Row:
     """Run the pairs once with one way of planning."""
     policy = PlanningPolicy(Planner(model, config=plan), SEED)
     shared = {"resolution": model.image_size, "frame_skip": model.frame_skip, "budget": BUDGET}
-    results = run_episodes(policy, ENV, specs, **shared)
+    results = run_episodes(policy, env, specs, **shared)
     seconds = policy.plan_seconds
     success = Rate.of(result.success for result in results)
     finally_there = Rate.of(bool(result.reached[-1]) for result in results)
     return Row(name, success, finally_there, sum(seconds) / len(seconds), len(seconds))
 
 
-def solver_rows(model: LeWM, specs: Sequence[EpisodeSpec]) -> Iterable[Row]:
+def solver_rows(model: LeWM, env: str, specs: Sequence[EpisodeSpec]) -> Iterable[Row]:
     """Sampling solvers by candidates x iterations, gradient solvers by restarts x iterations."""
     for solver in SAMPLING:
         for samples, iterations in ((16, 5), (32, 10), (128, 10), (300, 30)):
             plan = PlanConfig(solver=solver, samples=samples, iterations=iterations, elites=max(4, samples // 10))
-            yield measure(f"{solver} {samples} x {iterations}", model, plan, specs)
+            yield measure(f"{solver} {samples} x {iterations}", model, plan, env, specs)
     for solver in GRADIENT:
         for restarts, iterations in ((1, 30), (4, 30), (16, 30)):
             plan = PlanConfig(solver=solver, restarts=restarts, iterations=iterations)
-            yield measure(f"{solver} {restarts} x {iterations}", model, plan, specs)
+            yield measure(f"{solver} {restarts} x {iterations}", model, plan, env, specs)
 
 
-def schedule_rows(model: LeWM, specs: Sequence[EpisodeSpec]) -> Iterable[Row]:
+def schedule_rows(model: LeWM, env: str, specs: Sequence[EpisodeSpec]) -> Iterable[Row]:
     """Every schedule, replanning after each block where it replans; two of them also with a warm start."""
     for schedule in SCHEDULES:
-        yield measure(schedule, model, replace(SCHEDULE_CEM, schedule=schedule), specs)
+        yield measure(schedule, model, replace(SCHEDULE_CEM, schedule=schedule), env, specs)
     for schedule in SCHEDULES[1:3]:
         plan = replace(SCHEDULE_CEM, schedule=schedule, warm_start=True)
-        yield measure(f"{schedule}, warm start", model, plan, specs)
+        yield measure(f"{schedule}, warm start", model, plan, env, specs)
+
+
+def print_table(title: str, rows: Iterable[Row]) -> None:
+    """Print rows as they come."""
+    print(f"{title}\n{HEADER}")
+    for row in rows:
+        print(row, flush=True)
 
 
 def main(
     model: Path = Path("runs/demo/training"),
+    env: str = "tworoom",
     episodes: int = 50,
     table: Literal["solvers", "schedules", "both"] = "both",
     threads: int = 2,
 ) -> None:
-    """Print the tables for a trained TwoRoom model."""
+    """Print the tables for a model trained for an environment."""
     torch.set_num_threads(threads)
     world_model = LeWM.from_pretrained(model)
-    specs = load_manifest(ENV).first(episodes)
+    specs = load_manifest(env).first(episodes)
     for name, rows in (("solvers", solver_rows), ("schedules", schedule_rows)):
         if table in (name, "both"):
-            print(f"{name} ({episodes} pairs, {world_model.device})\n{HEADER}")
-            for row in rows(world_model, specs):
-                print(row, flush=True)
+            print_table(f"{name} ({env}, {episodes} pairs, {world_model.device})", rows(world_model, env, specs))
 
 
 if __name__ == "__main__":
