@@ -7,7 +7,7 @@
 #   PRESET, STEPS             the preset (by default of the environment's name) and its number of steps
 #   LAUNCH                    "torchrun --nproc-per-node 8 -m lewm" trains on eight GPUs
 #   RUN, OUT                  the run's folder and the exported model's (runs/NAME, pretrained/NAME)
-#   EVAL_EPISODES             pairs per evaluation (200)
+#   EVAL_EPISODES, EVAL_JOBS  pairs per evaluation (200); how many of the eight evaluations run at a time (1)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH"
@@ -21,7 +21,7 @@ evaluate() {
 
 # All of it: pipeline NAME [options of `lewm train`]
 pipeline() {
-    local name=$1 demos="" case manifest schedule
+    local name=$1 demos="" case manifest schedule solver options
     shift
     local data=${DATA:-data/$name.h5} run=${RUN:-runs/$name} out=${OUT:-pretrained/$name} pairs=${EVAL_EPISODES:-200}
     local figures=$run/evaluations results=()
@@ -33,11 +33,16 @@ pipeline() {
     ${LAUNCH:-lewm} train "${PRESET:-$name}" --env "$name" --data "$data" --out "$run" \
         ${STEPS:+--train.steps "$STEPS"} "$@"
     lewm export "$run" "$out"
-    # Nothing is chosen by these figures: all of them are reported.
-    for case in {paper,strict}:{whole,shrinking} paper:{soonest,receding}; do
-        manifest=${case%:*} schedule=${case#*:}
-        results+=("$figures/${manifest}_${schedule}_$pairs.json")
-        evaluate "$out" "${results[-1]}" --eval.episodes "$pairs" --plan.schedule "$schedule" --manifest "$manifest"
+    # Nothing is chosen by these figures: all of them are reported. iCEM with smooth noise is for goals that take a long
+    # push in one direction, which white noise hardly ever proposes.
+    for case in {paper,strict}:{whole,shrinking}:cem paper:{soonest,receding}:cem paper:{whole,shrinking}:icem; do
+        IFS=: read -r manifest schedule solver <<<"$case"
+        options=(--manifest "$manifest" --plan.schedule "$schedule" --solver "$solver")
+        [[ $solver != icem ]] || options+=(--plan.noise-exponent 2)
+        results+=("$figures/${manifest}_${schedule}_${solver}_$pairs.json")
+        (($(jobs -rp | wc -l) < ${EVAL_JOBS:-1})) || wait -n
+        evaluate "$out" "${results[-1]}" --eval.episodes "$pairs" "${options[@]}" &
     done
+    while (($(jobs -p | wc -l))); do wait -n; done
     lewm export "$run" "$out" --evaluations "${results[@]}"
 }

@@ -305,7 +305,7 @@ def test_evaluating_a_name_writes_here(named: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_a_script_goes_from_data_to_card_and_does_nothing_twice(tmp_path: Path) -> None:
     places = {"DATA": tmp_path / "tworoom.h5", "RUN": tmp_path / "run", "OUT": tmp_path / "toy"}
-    sizes = {"PRESET": "debug", "EPISODES": 12, "RESOLUTION": 28, "STEPS": 4, "EVAL_EPISODES": 2}
+    sizes = {"PRESET": "debug", "EPISODES": 12, "RESOLUTION": 28, "STEPS": 4, "EVAL_EPISODES": 2, "EVAL_JOBS": 2}
     environment = os.environ | {name: str(value) for name, value in (places | sizes).items()}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     command = ["bash", str(Path(checkpoint.__file__).parents[1] / "runs" / "train_tworoom.sh"), "--device", "cpu"]
@@ -315,12 +315,13 @@ def test_a_script_goes_from_data_to_card_and_does_nothing_twice(tmp_path: Path) 
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert run().count("Results: ") == 6
+    assert run().count("Results: ") == 8
     card = (tmp_path / "toy" / CARD).read_text()
     for schedule in ("whole", "shrinking", "soonest", "receding"):
         assert f"| paper | {schedule} |" in card
     assert card.count("| strict | ") == 2
-    (tmp_path / "run" / "evaluations" / "paper_soonest_2.json").unlink()
+    assert card.count("noise exponent 2,") == 2
+    (tmp_path / "run" / "evaluations" / "paper_soonest_cem_2.json").unlink()
     again = run()
     assert again.count("Results: ") == 1
     assert "collect" not in again

@@ -110,7 +110,8 @@ def _success_row(evaluation: Evaluated) -> list[str]:
 def _planner(plan: PlanConfig) -> str:
     width = plan.samples if plan.solver in ("cem", "icem", "mppi") else plan.restarts
     elites = f", {plan.elites} elites" if plan.solver in ("cem", "icem") else ""
-    return f"{plan.solver} {width}×{plan.iterations}{elites}, horizon {plan.horizon}"
+    noise = f", noise exponent {plan.noise_exponent:g}" if plan.solver == "icem" else ""
+    return f"{plan.solver} {width}×{plan.iterations}{elites}{noise}, horizon {plan.horizon}"
 
 
 def _environment(evaluation: Evaluated) -> str:
