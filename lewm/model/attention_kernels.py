@@ -14,13 +14,12 @@ Shapes: N frames, P tokens (the first and P - 1 patches), H heads of E numbers; 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lewm.model.hopper import is_hopper, product_precision
+from lewm.model.kernels import is_hopper, jit, product_precision
 
 try:
     import triton
@@ -141,12 +140,7 @@ def _constants(qkv: torch.Tensor, heads: int, tiling: Tiling) -> dict[str, Any]:
     return sizes | {"COLUMNS": tiling.columns, "num_warps": tiling.warps, "num_stages": tiling.stages}
 
 
-def _jit(function: Callable[..., Any]) -> Any:
-    """``triton.jit`` where there is Triton."""
-    return function if triton is None else triton.jit(function)
-
-
-@_jit
+@jit
 def _forward_kernel(
     qkv, out, log_sums, SCALE_2: tl.constexpr,
     PATCHES: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -199,7 +193,7 @@ def _forward_kernel(
         tl.store(log_sums, best + tl.log2(sum_first))
 
 
-@_jit
+@jit
 def _backward_kernel(
     grad, qkv, out, log_sums, gradient, sums, SCALE: tl.constexpr, SCALE_2: tl.constexpr,
     PATCHES: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr,

@@ -20,14 +20,14 @@ tuples hold the tiles of one row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lewm.model.hopper import is_hopper, product_precision
+from lewm.model.kernels import is_hopper, jit, product_precision
 
 try:
     import triton
@@ -85,9 +85,7 @@ def worthwhile(x: Tensor, mlp_width: int) -> bool:
     return made_for and supports(x.shape[-1], mlp_width, x.device)
 
 
-def _jit(function: Callable[..., Any]) -> Any:
-    """``triton.jit`` where there is Triton. The number of rows varies, and must not make kernels be compiled anew."""
-    return function if triton is None else triton.jit(function, do_not_specialize=["rows"])
+_jit = partial(jit, varying=["rows"])
 
 
 @_jit

@@ -8,8 +8,9 @@ Rows of the residual stream have 192 numbers, held as three tiles of 64 because 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
+
+from lewm.model.kernels import jit
 
 try:
     import triton
@@ -34,11 +35,7 @@ HEAD = 64
 # Arguments that change from call to call, for whose values kernels must not be compiled anew.
 _SIZES = ["x_stride", "mod_stride", "out_stride", "stride_0", "divisor_0", "stride_1", "divisor_1", "spare_size"]
 _SIZES += ["candidates", "tokens", "rows", "mixed_stride"]
-
-
-def _jit(function: Callable[..., Any]) -> Any:
-    """``triton.jit`` where there is Triton."""
-    return function if triton is None else triton.jit(function, do_not_specialize=_SIZES)
+_jit = partial(jit, varying=_SIZES)
 
 
 @_jit

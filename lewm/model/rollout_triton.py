@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lewm.model.hopper import is_hopper
+from lewm.model.kernels import is_hopper
 from lewm.model.rollout import FastRollout, _fold_batch_norm
 from lewm.model.rollout_kernels import (
     HEAD,

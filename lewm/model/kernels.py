@@ -1,8 +1,16 @@
-"""What the kernels of this package are made for: Hopper GPUs, and products in narrow precision."""
+"""What all kernels of the network share: how they are compiled, and what they are made for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
+
+try:
+    import triton
+except ImportError:
+    triton = None
 
 
 @torch.compiler.assume_constant_result
@@ -15,3 +23,8 @@ def product_precision(x: torch.Tensor) -> torch.dtype:
     """The type to compute in: autocast's, or else that of x."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def jit(function: Callable[..., Any], varying: Sequence[str] = ()) -> Any:
+    """``triton.jit`` where there is Triton. varying: arguments whose values must not make it compile a kernel anew."""
+    return function if triton is None else triton.jit(function, do_not_specialize=list(varying))
