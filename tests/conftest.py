@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,3 +42,19 @@ def debug_run(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) ->
 def debug_model(debug_run: Path) -> LeWM:
     """A model trained for a few steps, in evaluation mode on the CPU."""
     return LeWM.from_pretrained(debug_run, device="cpu")
+
+
+@pytest.fixture
+def run_interpreted() -> Callable[..., None]:
+    """Runs a test file as a script, in whose process Triton interprets kernels instead of compiling them.
+
+    The choice is made when kernels are imported, for the whole process; so it takes a process of its own.
+    """
+    pytest.importorskip("triton")
+
+    def run(file: str, *arguments: str) -> None:
+        command, environment = [sys.executable, file, *arguments], os.environ | {"TRITON_INTERPRET": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    return run

@@ -1,7 +1,5 @@
 """The encoder's attention kernels against PyTorch's attention: interpreted on the CPU, or compiled on a GPU."""
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -43,12 +41,8 @@ INTERPRETED = ("16 16 float32 1e-5", "64 16 float32 1e-5", "64 32 float16 5e-3")
 
 
 @pytest.mark.parametrize("case", INTERPRETED)
-def test_interpreted(case: str):
-    pytest.importorskip("triton")
-    # The choice is made when the kernels are imported, for the whole process; so this takes a process of its own.
-    command = [sys.executable, __file__, *case.split()]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_interpreted(case: str, run_interpreted):
+    run_interpreted(__file__, *case.split())
 
 
 @needs_cuda

@@ -1,7 +1,6 @@
 """The fused MLP against the plain one: in Triton's interpreter on the CPU, compiled on a GPU, for which it must fit."""
 
 import itertools
-import os
 import subprocess
 import sys
 
@@ -101,12 +100,8 @@ CHECKS = ["check_values", "check_gradients_twice check_precisions", "check_compi
 
 
 @pytest.mark.parametrize("checks", CHECKS)
-def test_interpreted_kernels_compute_what_the_plain_mlp_does(checks: str):
-    pytest.importorskip("triton")
-    # The choice is made when the kernels are imported, for the whole process; so this takes a process of its own.
-    command = [sys.executable, __file__, *checks.split()]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_interpreted_kernels_compute_what_the_plain_mlp_does(checks: str, run_interpreted):
+    run_interpreted(__file__, *checks.split())
 
 
 def compile_for_hopper(kernel, arguments: dict[str, int]):

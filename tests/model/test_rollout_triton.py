@@ -1,7 +1,5 @@
 """The fused kernels against the plain rollout: in Triton's interpreter on the CPU, compiled on a GPU."""
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -60,12 +58,8 @@ CASES += ["1 1 0 float32 1e-5", "2 2 0 float32 1e-5", "3 1 4 float32 1e-5", "3 2
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_interpreted_kernels_compute_what_the_plain_rollout_does(case: str):
-    pytest.importorskip("triton")
-    # The choice is made when the kernels are imported, for the whole process; so this takes a process of its own.
-    command = [sys.executable, __file__, *case.split()]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_interpreted_kernels_compute_what_the_plain_rollout_does(case: str, run_interpreted):
+    run_interpreted(__file__, *case.split())
 
 
 @needs_gpu

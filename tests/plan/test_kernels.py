@@ -1,7 +1,5 @@
 """The Triton kernels of a search against the tensor operations they stand for: interpreted on the CPU, or on a GPU."""
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -46,12 +44,8 @@ CHECKS = {"noise": check_noise, "sample": check_sample, "refit": check_refit}
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_interpreted(name: str):
-    pytest.importorskip("triton")
-    # The choice is made when the kernels are imported, for the whole process; so this takes a process of its own.
-    command = [sys.executable, __file__, name]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_interpreted(name: str, run_interpreted):
+    run_interpreted(__file__, name)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
