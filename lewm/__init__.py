@@ -1,6 +1,6 @@
 """LeWorldModel: learn a latent world model from pixels and actions, and plan in it.
 
-    model = lewm.LeWM.from_pretrained("pusht")
+    model = lewm.LeWM.from_pretrained("runs/demo/training")
     planner = lewm.Planner(model)
     plan = planner.plan(context, goal)
 

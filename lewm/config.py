@@ -143,7 +143,9 @@ class TrainConfig(_Checked):
         self._check_positive("steps", "lr", "clip_norm", "log_every", "val_every", "val_batches", "checkpoint_every")
         self._check_positive("keep_checkpoints")
         self._require(self.batch_size >= 2, "batch_size", "at least 2 (BatchNorm and SIGReg look at whole batches)")
-        self._require(self.coarse_steps >= 0, "coarse_steps", "at least 0")
+        # A run that ended coarse would leave a model that has never seen the frames it is for.
+        within = 0 <= self.coarse_steps < self.steps
+        self._require(within, "coarse_steps", f"at least 0 and below train.steps ({self.steps})")
         self._require(self.weight_decay >= 0, "weight_decay", "at least 0")
         self._require(self.warmup_steps >= 0, "warmup_steps", "at least 0")
         self._require(0 <= self.final_lr_fraction <= 1, "final_lr_fraction", "in [0, 1]")

@@ -122,6 +122,7 @@ class LeWM(nn.Module):
             return self.encode
         # Products are bf16 as in training. Their weights are converted now, not at every call.
         frozen = copy.deepcopy(self)
+        frozen.encoder.use_kernels(attention=False, mlp=False)  # they are for a training step's hundreds of frames
         for module in [*frozen.encoder.blocks.modules(), *frozen.projector]:
             if isinstance(module, nn.Linear):
                 module.to(torch.bfloat16)

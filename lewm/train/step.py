@@ -77,13 +77,11 @@ def phase_models(model: LeWM, settings: TrainConfig) -> dict[bool, LeWM]:
     All of them are given full-size frames, and share every parameter and buffer.
     """
     models = {}
-    if is_coarse(settings, 0):
+    if settings.coarse_steps:
         coarse = models[True] = view(model)
         coarse.encoder = view(model.encoder)
         coarse.encoder.embed = lambda pixels: model.encoder.embed(halve(pixels))  # type: ignore[method-assign]
-    if not is_coarse(settings, settings.steps - 1):
-        models[False] = model
-    return models
+    return models | {False: model}
 
 
 def step_precision(settings: TrainConfig, device: torch.device) -> torch.autocast:

@@ -118,7 +118,7 @@ def test_each_replay_has_a_dropout_of_its_own(debug_config: Config, tmp_path: Pa
     assert found[0] == pytest.approx(found[2], rel=1e-6)
 
 
-@pytest.mark.parametrize("coarse_steps", [0, 12])
+@pytest.mark.parametrize("coarse_steps", [0, 11])
 def test_the_host_does_not_wait_between_log_lines(debug_config: Config, tmp_path: Path, coarse_steps: int) -> None:
     config = on_gpu(debug_config, tmp_path / "run", cuda_graph=True, coarse_steps=coarse_steps)
     trainer = prepare(config, "never", SINGLE, torch.device("cuda"), SilentMonitor())

@@ -82,7 +82,7 @@ def test_the_average_follows_the_weights(model: LeWM, batch: Batch) -> None:
     assert not torch.equal(found["projector.1.running_mean"], model.state_dict()["projector.1.running_mean"])
 
 
-@pytest.mark.parametrize(("coarse_steps", "graphs"), [(0, 6), (2, 10), (100, 6)])
+@pytest.mark.parametrize(("coarse_steps", "graphs"), [(0, 6), (2, 10)])
 def test_compiled_parts_do_the_same_without_breaks_or_recompilation(
     model: LeWM, batch: Batch, coarse_steps: int, graphs: int
 ) -> None:
@@ -185,6 +185,6 @@ def test_a_coarse_step_is_a_step_on_halved_frames(model: LeWM, batch: Batch) -> 
     assert (model.encode(batch.pixels).flatten(0, 1) - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(("coarse_steps", "phases"), [(0, [False]), (3, [True, False]), (8, [True]), (9, [True])])
+@pytest.mark.parametrize(("coarse_steps", "phases"), [(0, [False]), (3, [True, False]), (7, [True, False])])
 def test_the_phases_of_a_run(model: LeWM, coarse_steps: int, phases: list[bool]) -> None:
     assert list(phase_models(model, replace(CONFIG.train, steps=8, coarse_steps=coarse_steps))) == phases
