@@ -225,7 +225,7 @@ def test_the_command_of_a_training_repeats_it(name: str) -> None:
         seed=3,
         data=Path("data/some file.h5"),
         out=Path("runs/x"),
-        train=replace(base.train, steps=77, cuda_graph=False, schedule_steps=900, ema=0.99),
+        train=replace(base.train, steps=77, coarse_steps=33, cuda_graph=False, schedule_steps=900, ema=0.99),
         model=replace(base.model, embed_dim=48),
         plan=replace(base.plan, warm_start=True),
     )

@@ -19,7 +19,7 @@ from lewm.config import Config, TrainConfig
 from lewm.model.sigreg import SIGReg
 from lewm.model.world_model import LeWM
 from lewm.train.objective import lewm_loss
-from lewm.train.step import attention_kernels, step_precision, view
+from lewm.train.step import preferred_attention, step_precision, view
 from lewm.types import Batch
 
 
@@ -96,7 +96,7 @@ def _exercise(model: LeWM, sigreg: SIGReg, config: Config) -> None:
     actions = torch.zeros((*windows, shape.frame_skip, shape.action_dim), device=device)
     directions_DM = sigreg.directions(shape.embed_dim, 0, device)
     before = [buffer.clone() for buffer in model.buffers()]
-    with attention_kernels(config.train, device):
+    with preferred_attention(config.train, device):
         with step_precision(config.train, device):
             losses = lewm_loss(model, sigreg, Batch(pixels, actions), directions_DM)
         torch.autograd.grad(losses.total, [p for p in model.parameters() if p.requires_grad])

@@ -90,7 +90,7 @@ def step_precision(settings: TrainConfig, device: torch.device) -> torch.autocas
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
 
-def attention_kernels(settings: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[None]:
+def preferred_attention(settings: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Prefer the attention kernel that the settings name, on CUDA."""
     if device.type != "cuda" or settings.attention == "default":
         return contextlib.nullcontext()
@@ -128,7 +128,7 @@ class PlainStep:
         """Train on this process's part of a batch. Nothing in here waits for the device."""
         self.optimizer.zero_grad(set_to_none=True)
         device = self.model.device
-        with attention_kernels(self.settings, device):
+        with preferred_attention(self.settings, device):
             with step_precision(self.settings, device):
                 losses = lewm_loss(self.model, self.sigreg, batch, directions_DM)
             # A batch's loss is the mean of its equal parts' losses, and so is its gradient.

@@ -15,7 +15,7 @@ from lewm.model.world_model import LeWM
 from lewm.train.compiled import Compilation, compile_parts, wants_compiling
 from lewm.train.distributed import SINGLE
 from lewm.train.optim import WeightAverage, make_optimizer
-from lewm.train.step import ATTENTION_KERNELS, PlainStep, attention_kernels, halve, phase_models
+from lewm.train.step import ATTENTION_KERNELS, PlainStep, halve, phase_models, preferred_attention
 from lewm.train.trainer import make_sigreg
 from lewm.types import ActionStats, Batch
 
@@ -148,7 +148,7 @@ def test_where_steps_are_compiled() -> None:
 @pytest.mark.parametrize("name", ["auto", "cudnn", "flash", "efficient", "math", "default"])
 def test_every_kernel_setting_can_be_entered(name: str) -> None:
     usual = _cur_sdpa_kernel_backends(with_priority=True)
-    with attention_kernels(replace(CONFIG.train, attention=name), torch.device("cuda")):
+    with preferred_attention(replace(CONFIG.train, attention=name), torch.device("cuda")):
         inside = _cur_sdpa_kernel_backends(with_priority=True)
     expected = usual[0] if name == "default" else ATTENTION_KERNELS["cudnn" if name == "auto" else name]
     assert inside[0] == expected
