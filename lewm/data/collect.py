@@ -137,10 +137,12 @@ def generate_episode(
     frame_stride: int = 1,
     demonstrations: Sequence[Demonstration] | None = None,
     draw: bool = True,
+    env: WorldEnv | None = None,
 ) -> dict[str, Array]:
     """Episode ``index`` of a collection: it ends at the goal or after the environment's ``episode_steps``.
 
-    With demonstrations it is a replay of one of them, of a held-out one if ``seed`` is ``HELD_OUT_SEED``.
+    With demonstrations it is a replay of one of them, of a held-out one if ``seed`` is ``HELD_OUT_SEED``. ``env``: the
+    environment to use, if there is one that observes states; what happened in it before makes no difference.
 
     Returns columns of L = steps + 1 rows: action float32 (L, action_dim), the last one NaN because none was taken
     there; state float64 and proprio float32, both (L, state_dim); success uint8 (L,). And pixels uint8 (F, R, R, 3) of
@@ -150,7 +152,9 @@ def generate_episode(
     if demonstrations is not None:
         rng = stream(seed, index, _DEMONSTRATION)
         demonstration = choose_demonstration(demonstrations, rng, held_out=seed == HELD_OUT_SEED)
-    with contextlib.closing(make_env(env_name, resolution=resolution, obs_type="state")) as env:
+    with contextlib.ExitStack() as stack:
+        if env is None:
+            env = stack.enter_context(contextlib.closing(_make_env(env_name, resolution)))
         expert = make_expert(env_name, stream(seed, index, _EXPERT), demonstration)
         env.reset(seed=derive_seed(seed, index))
         start, goal = expert.begin(env.state, env.goal)
@@ -167,6 +171,10 @@ def generate_episode(
         phase = int(stream(seed, index, _PHASE).integers(frame_stride))
         frame_step = np.arange(phase, len(state), frame_stride)
         return {"pixels": env.render_states(state[frame_step]), "frame_step": frame_step, **columns}
+
+
+def _make_env(env_name: str, resolution: int) -> WorldEnv:
+    return make_env(env_name, resolution=resolution, obs_type="state")
 
 
 def _run_episode(env: WorldEnv, expert: Expert, episode_steps: int) -> tuple[Array, Array]:
@@ -210,13 +218,23 @@ class _Collection:
     def path(self, part: range) -> Path:
         return Path(self.folder) / f"{part.start:08d}-{part.stop:08d}.h5"
 
+    @functools.cached_property
+    def env(self) -> WorldEnv:
+        """The environment of this process: a simulator's renderer can take longer to make than an episode."""
+        return _make_env(self.entry.name, self.resolution)
+
+    def close(self) -> None:
+        """Free the environment, if there is one."""
+        if env := self.__dict__.pop("env", None):
+            env.close()
+
     def write(self, part: range) -> None:
         write_episodes(self.path(part), map(self._episode, part), self.settings)
 
     def _episode(self, index: int) -> dict[str, Array]:
         try:
             what = (self.entry.name, self.resolution, self.seed, index)
-            return generate_episode(*what, self.frame_stride, self.demonstrations)
+            return generate_episode(*what, self.frame_stride, self.demonstrations, env=self.env)
         except Exception as error:
             raise DataError(f"Episode {index} of {self.entry.name} (seed {self.seed}) failed: {error!r}") from error
 
@@ -245,9 +263,10 @@ def _generate(collection: _Collection, parts: Sequence[range], workers: int) -> 
     """Write the given parts, yielding the number of episodes of each when it is complete."""
     shares = [parts[i::workers] for i in range(min(workers, len(parts)))]
     if len(shares) <= 1:
-        for part in parts:
-            collection.write(part)
-            yield len(part)
+        with contextlib.closing(collection):
+            for part in parts:
+                collection.write(part)
+                yield len(part)
         return
     reading_end, writing_end = os.pipe()  # one for all workers: their lines are too short to mix
     processes = [_start_worker(collection, share, writing_end) for share in shares]
@@ -291,9 +310,10 @@ def _work() -> None:
         register_env(entry)
     collection = _Collection(entry, **request["collection"])
     try:
-        for part in itertools.starmap(range, request["parts"]):
-            collection.write(part)
-            answers.write(f"{len(part)}\n")
+        with contextlib.closing(collection):
+            for part in itertools.starmap(range, request["parts"]):
+                collection.write(part)
+                answers.write(f"{len(part)}\n")
     except DataError as error:
         answers.write(json.dumps(str(error)[:400]) + "\n")
 

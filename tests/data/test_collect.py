@@ -232,10 +232,10 @@ def test_two_writers_of_one_file_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_a_failing_episode_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_at_three(env_name: str, resolution: int, seed: int, index: int, *others: Any) -> dict[str, np.ndarray]:
+    def fail_at_three(name: str, size: int, seed: int, index: int, *others: Any, **more: Any) -> dict[str, np.ndarray]:
         if index == 3:
             raise ValueError("the simulator exploded")
-        return generate_episode(env_name, resolution, seed, index, *others)
+        return generate_episode(name, size, seed, index, *others, **more)
 
     monkeypatch.setattr(collect_module, "generate_episode", fail_at_three)
     with pytest.raises(DataError, match=r"Episode 3 of tworoom .*ValueError\('the simulator exploded'\)"):

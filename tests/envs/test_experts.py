@@ -1,8 +1,11 @@
 """The expert finds its way, and its noise is what the data needs."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
+from lewm.data.collect import generate_episode
 from lewm.envs import env_entry, make_env, make_expert
 from lewm.envs.experts import TwoRoomExpert
 from lewm.rng import derive_seed, stream
@@ -70,3 +73,16 @@ def test_collected_episodes_have_the_length_of_the_papers():
     ]
     # The paper's 92, within three standard errors of 300 episodes.
     assert np.mean(lengths) == pytest.approx(92, abs=5)
+
+
+@pytest.mark.parametrize("name", ["tworoom", "pusht", "reacher", "cube"])
+def test_an_episode_does_not_depend_on_what_its_environment_did_before(name: str):
+    if name in ("reacher", "cube"):
+        pytest.importorskip("mujoco")
+    with contextlib.closing(make_env(name, resolution=28, obs_type="state")) as used:
+        generate_episode(name, 28, 0, 3, env=used)
+        again = generate_episode(name, 28, 0, 4, frame_stride=5, env=used)
+    fresh = generate_episode(name, 28, 0, 4, frame_stride=5)
+    assert again.keys() == fresh.keys()
+    for column, values in fresh.items():
+        np.testing.assert_array_equal(again[column], values, err_msg=column)
