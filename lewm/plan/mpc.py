@@ -212,7 +212,8 @@ class Planner:
         limit, model = self.config.action_limit, self.model
         if limit is None:
             return None, None
-        raw = torch.full((model.frame_skip, model.action_dim), limit, device=model.device)
+        # A whole number would make tensors of integers, and the statistics in them zeros.
+        raw = torch.full((model.frame_skip, model.action_dim), float(limit), device=model.device)
         return model.normalise_actions(-raw), model.normalise_actions(raw)
 
     def _imagine(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BHA: torch.Tensor) -> tuple[torch.Tensor]:

@@ -247,6 +247,15 @@ def test_a_limit_on_raw_actions_holds():
     assert all(bool((candidates[..., ::2] <= -0.2 + 1e-6).all()) for candidates in world.rollouts)
 
 
+@pytest.mark.parametrize("solver", ["cem", "icem", "mppi"])
+@pytest.mark.parametrize("limit", [1.0, 1])
+def test_a_limit_on_raw_actions_is_a_number_of_any_kind(model: LeWM, frames: Array, limit: float, solver: str):
+    config = replace(CONFIG, solver=solver, init_std=5.0)
+    assert np.abs(Planner(model, config=config).plan(frames[0], frames[3]).actions).max() > 1
+    limited = Planner(model, config=replace(config, action_limit=limit)).plan(frames[0], frames[3])
+    assert np.abs(limited.actions).max() <= 1 + 1e-4
+
+
 def test_objectives_are_chosen_by_name_or_given():
     world, goal = ActionWorld(), (1.0, 1.0, 1.0, 1.0)
     start, goal_image = world.image((0.0,) * 4), world.image(goal)
