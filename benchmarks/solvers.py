@@ -47,19 +47,19 @@ class Row:
 
     def __str__(self) -> str:
         return (
-            f"{self.name:<24} {self.success!s:>30} {self.finally_there!s:>30} "
+            f"{self.name:<40} {self.success!s:>30} {self.finally_there!s:>30} "
             f"{1000 * self.seconds_per_plan:>12.1f} {self.plans:>6}"
         )
 
 
-HEADER = f"{'':<24} {'success':>30} {'at the goal in the end':>30} {'ms per plan':>12} {'plans':>6}"
+HEADER = f"{'':<40} {'success':>30} {'at the goal in the end':>30} {'ms per plan':>12} {'plans':>6}"
 
 
-def measure(name: str, model: LeWM, plan: PlanConfig, env: str, specs: Sequence[EpisodeSpec]) -> Row:
-    """Run the pairs once with one way of planning."""
+def measure(name: str, model: LeWM, plan: PlanConfig, env: str, specs: Sequence[EpisodeSpec], workers: int = 1) -> Row:
+    """Run the pairs once with one way of planning. workers: processes that hold the environments."""
     policy = PlanningPolicy(Planner(model, config=plan), SEED)
     shared = {"resolution": model.image_size, "frame_skip": model.frame_skip, "budget": BUDGET}
-    results = run_episodes(policy, env, specs, **shared)
+    results = run_episodes(policy, env, specs, workers=workers, **shared)
     seconds = policy.plan_seconds
     success = Rate.of(result.success for result in results)
     finally_there = Rate.of(bool(result.reached[-1]) for result in results)

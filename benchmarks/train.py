@@ -217,23 +217,28 @@ def profile(step: Callable[[], Any], device: torch.device, rows: int = 20) -> st
 
 
 def our_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
-    """Coarse steps first, then those at full resolution, as a run takes them."""
-    started = time.perf_counter()
+    """Coarse steps first, then those at full resolution, as a run takes them; then the latter with other caches."""
     coarse_steps = WARM_UP + arguments.steps
-    coarse = replace(config, train=replace(config.train, coarse_steps=coarse_steps))
-    trainer = prepare(coarse, "never", SINGLE, device, Notes())
-    trainer.state.model.train()
-    print(f"Ours is ready after {time.perf_counter() - started:.1f} s.")
     rows = {}
-    for name in ("ours, coarse", OURS):
-        rows[name] = row = measure(lambda: counted(trainer), arguments.steps, device)
-        trainer.step = max(trainer.step, coarse_steps)
-        if "in cuda" in trainer.data.cache:
-            store = EpisodeStore(config.data)  # type: ignore[arg-type]
-            row["gib"] -= store.num_frames * store.resolution**2 * 3 / 2**30  # the frames themselves
-    if arguments.profile:
-        print(profile(lambda: counted(trainer), device))
-    trainer.batches.close()
+    for cache in arguments.cache:
+        first = cache == arguments.cache[0]
+        started = time.perf_counter()
+        train = replace(config.train, coarse_steps=coarse_steps if first else 0)
+        loader = replace(config.loader, cache=cache)
+        settings = replace(config, train=train, loader=loader, out=config.out / cache)  # type: ignore[operator]
+        trainer = prepare(settings, "never", SINGLE, device, Notes())
+        trainer.state.model.train()
+        print(f"Ours is ready after {time.perf_counter() - started:.1f} s.", flush=True)
+        for name in ("ours, coarse", OURS) if first else (f"ours, frames: {cache}",):
+            rows[name] = row = measure(lambda trainer=trainer: counted(trainer), arguments.steps, device)
+            trainer.step = max(trainer.step, coarse_steps)
+            if "in cuda" in trainer.data.cache:
+                store = EpisodeStore(config.data)  # type: ignore[arg-type]
+                row["gib"] -= store.num_frames * store.resolution**2 * 3 / 2**30  # the frames themselves
+        if arguments.profile and first:
+            print(profile(lambda trainer=trainer: counted(trainer), device))
+        trainer.batches.close()
+        del trainer  # and with it the recorded step, which holds much memory
     return rows
 
 
@@ -256,7 +261,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="of the public loader")
     parser.add_argument("--compile", default="auto", choices=("auto", "on", "off", "max-autotune"))
     parser.add_argument("--attention", default="auto")
-    parser.add_argument("--cache", default="auto", help="loader.cache: where ours keeps its frames")
+    parser.add_argument(
+        "--cache", nargs="+", default=["auto"], help="loader.cache: where ours keeps its frames; the first is compared"
+    )
+    parser.add_argument("--optimizer", default="adamw", choices=("adamw", "muon"))
     parser.add_argument("--no-cuda-graph", action="store_true")
     parser.add_argument("--no-fused", action="store_true", help="the encoder without kernels of our own")
     parser.add_argument("--no-public", action="store_true", help="measure ours only")
@@ -274,9 +282,9 @@ def main() -> None:
     device = torch.device(arguments.device)
     with tempfile.TemporaryDirectory() as folder:
         config = benchmark_config(arguments.size, arguments.device, Path(folder), arguments.batch_size)
-        fast = {"compile": arguments.compile, "attention": arguments.attention}
+        fast = {"compile": arguments.compile, "attention": arguments.attention, "optimizer": arguments.optimizer}
         train = replace(config.train, **fast, cuda_graph=not arguments.no_cuda_graph, fused=not arguments.no_fused)
-        config = replace(config, train=train, loader=replace(config.loader, cache=arguments.cache))
+        config = replace(config, train=train)
         collect(config.env, folder / Path("data.h5"), arguments.episodes, config.model.encoder.image_size, 0)
         rows = our_rows(config, arguments, device)
         if not arguments.no_public:

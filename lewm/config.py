@@ -119,7 +119,8 @@ class TrainConfig(_Checked):
     steps: int = 100_000  # Optimiser steps.
     coarse_steps: int = 0  # The first so many see frames at half resolution, for a fraction of the work.
     batch_size: int = 128  # Windows per step, of all processes together.
-    lr: float = 5e-5  # Peak learning rate of AdamW.
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of transformer blocks, AdamW for the rest.
+    lr: float = 5e-5  # Peak learning rate.
     weight_decay: float = 1e-3  # On all parameters.
     clip_norm: float = 1.0  # Largest norm of the gradient.
     warmup_steps: int = 1000  # Steps of linear warm-up.
@@ -137,6 +138,7 @@ class TrainConfig(_Checked):
     val_every: int = 500  # Steps between validations.
     val_batches: int = 8  # Batches of a validation.
     checkpoint_every: int = 500  # Steps between checkpoints.
+    calibration_batches: int = 16  # On which BatchNorm's statistics are measured for both; 0: running averages.
     keep_checkpoints: int = 2  # So many of the newest are kept.
 
     def __post_init__(self) -> None:
@@ -147,6 +149,7 @@ class TrainConfig(_Checked):
         within = 0 <= self.coarse_steps < self.steps
         self._require(within, "coarse_steps", f"at least 0 and below train.steps ({self.steps})")
         self._require(self.weight_decay >= 0, "weight_decay", "at least 0")
+        self._require(self.calibration_batches >= 0, "calibration_batches", "at least 0")
         self._require(self.warmup_steps >= 0, "warmup_steps", "at least 0")
         self._require(0 <= self.final_lr_fraction <= 1, "final_lr_fraction", "in [0, 1]")
         self._require(self.schedule_steps is None or self.schedule_steps > 0, "schedule_steps", "positive")

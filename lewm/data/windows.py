@@ -94,7 +94,7 @@ def batch_indices(num_windows: int, batch_size: int, step: int, seed: int) -> Ar
     return _epoch_order(num_windows, epoch, seed)[position * batch_size :][:batch_size].copy()
 
 
-# Shuffling a million windows takes longer than a training step; two, for training beside validation.
-@lru_cache(maxsize=2)
+# Shuffling a million windows takes longer than a training step; three, for validation and calibration beside training.
+@lru_cache(maxsize=3)
 def _epoch_order(num_windows: int, epoch: int, seed: int) -> Array:
     return stream(seed, epoch).permutation(num_windows)

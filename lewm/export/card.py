@@ -23,6 +23,7 @@ RATES = {
     "random policy, strict": "random, strict",
 }
 SOLVED_AT_START = "already solved at the start"
+OPTIMISERS = {"adamw": "AdamW", "muon": "Muon for the matrices of transformer blocks, AdamW for the rest"}
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ def _planner(plan: PlanConfig) -> str:
     width = plan.samples if plan.solver in ("cem", "icem", "mppi") else plan.restarts
     elites = f", {plan.elites} elites" if plan.solver in ("cem", "icem") else ""
     noise = f", noise exponent {plan.noise_exponent:g}" if plan.solver == "icem" else ""
-    return f"{plan.solver} {width}×{plan.iterations}{elites}{noise}, horizon {plan.horizon}"
+    limit = f", actions within ±{plan.action_limit:g}" if plan.action_limit else ""
+    warm = ", from the last plan" if plan.warm_start else ""
+    return f"{plan.solver} {width}×{plan.iterations}{elites}{noise}, horizon {plan.horizon}{limit}{warm}"
 
 
 def _environment(evaluation: Evaluated) -> str:
@@ -138,14 +141,16 @@ def _training_rows(training: dict[str, Any] | None, run: Config) -> list[list[st
     if training is None:
         return [["", ""], ["training", "not recorded"]]
     settings, minutes = run.train, training.get("minutes")
+    coarse = f"; the first {settings.coarse_steps:,} at half resolution" if settings.coarse_steps else ""
     decay = f"cosine to {100 * settings.final_lr_fraction:g} %" if settings.schedule == "cosine" else "constant"
     rows = {
-        "steps": f"{training['step']:,} of {settings.steps:,}, {settings.batch_size} windows each",
+        "steps": f"{training['step']:,} of {settings.steps:,}, {settings.batch_size} windows each{coarse}",
         "windows": f"{training['windows']:,}",
         "minutes": f"{minutes:.1f} (reading data and compiling not counted)" if minutes else None,
         "device": training.get("device"),
         "learning rate": f"{settings.lr:g}, {settings.warmup_steps} steps of warm-up, {decay}",
-        "optimiser": f"AdamW, weight decay {settings.weight_decay:g}, gradient norm at most {settings.clip_norm:g}",
+        "optimiser": f"{OPTIMISERS[settings.optimizer]}, weight decay {settings.weight_decay:g}, "
+        f"gradient norm at most {settings.clip_norm:g}",
         "SIGReg": f"weight {run.sigreg.weight:g}, {run.sigreg.directions} directions",
         "average of weights": f"decay {settings.ema:g}" if settings.ema else "none",
         "seed": str(run.seed),

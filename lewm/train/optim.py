@@ -1,15 +1,17 @@
-"""AdamW, its learning-rate schedule, and a running average of the weights."""
+"""The optimiser, its learning-rate schedule, and a running average of the weights."""
 
 from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import torch
 from torch import nn
 
 from lewm.config import TrainConfig
 from lewm.model.world_model import LeWM
+from lewm.train.muon import MuonAdamW
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -25,14 +27,17 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over all parameters; on CUDA fused, and such that its step can be recorded as part of a CUDA graph."""
+    """The configured optimiser; on CUDA fused, and such that its step can be recorded as part of a CUDA graph."""
     device = next(model.parameters()).device
     on_gpu = device.type == "cuda"
     # A recorded step reads its learning rate from memory; a number would be recorded with it.
     lr = torch.tensor(config.lr, device=device) if on_gpu else config.lr
-    return torch.optim.AdamW(
-        model.parameters(), lr=lr, weight_decay=config.weight_decay, fused=on_gpu, capturable=on_gpu
-    )
+    options: dict[str, Any] = {"weight_decay": config.weight_decay, "fused": on_gpu, "capturable": on_gpu}
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=lr, **options)
+    matrices = [p for name, p in model.named_parameters() if ".blocks." in name and p.ndim == 2]
+    chosen = set(matrices)
+    return MuonAdamW([p for p in model.parameters() if p not in chosen], matrices, lr=lr, **options)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
@@ -45,7 +50,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:
-    """AdamW's state as flat named tensors, ``PARAMETER/moment``: a form that needs no pickle."""
+    """The optimiser's state as flat named tensors, ``PARAMETER/moment``: a form that needs no pickle."""
     return {
         f"{name}/{key}": torch.as_tensor(value)
         for name, parameter in model.named_parameters()

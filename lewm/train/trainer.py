@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from lewm.config import Config
-from lewm.data.windows import batch_indices
+from lewm.data.windows import Windows, batch_indices
 from lewm.errors import TrainingError
 from lewm.model.sigreg import SIGReg
 from lewm.rng import derive_seed
+from lewm.train.batchnorm import measure_batchnorm
 from lewm.train.diagnostics import collapse_warning, diagnose
 from lewm.train.distributed import Processes
 from lewm.train.inputs import TrainingData
@@ -27,7 +28,7 @@ from lewm.train.step import StepFunction, StepResult, is_coarse, step_precision
 from lewm.types import Batch
 
 # Second element of the keys from which random streams are derived: what the stream is for.
-INITIAL_WEIGHTS, DROPOUT, WINDOWS, VALIDATION, DIRECTIONS = range(5)
+INITIAL_WEIGHTS, DROPOUT, WINDOWS, VALIDATION, DIRECTIONS, CALIBRATION = range(6)
 
 
 class TrainingMonitor(Protocol):
@@ -56,7 +57,7 @@ class Trainer:
         state: model, optimiser, average.
         make_step: returns what trains on this process's part of a batch, in the phase of coarse frames or not.
         batches: that part, by step.
-        data: for its validation windows.
+        data: its windows, for what is not a step.
         run: the folder; only the first process writes to it.
         processes: who takes part.
         monitor: is told what happens.
@@ -85,6 +86,7 @@ class Trainer:
         self.stop_requested = False
         # The first step whose loss or gradient was not finite; on the device, so that watching it costs no waiting.
         self._first_bad_step = torch.full((), math.inf, device=self.device)
+        self._calibrated_at = -1  # the step whose weights BatchNorm's statistics were last measured for
         self._latest: dict[str, float] = {}
         self._warned_of_collapse = False
 
@@ -179,14 +181,11 @@ class Trainer:
     @torch.no_grad()
     def _validate(self) -> dict[str, float]:
         """The losses on held-out windows; by one process, on whole batches, always of full-size frames."""
-        settings, windows = self.config.train, self.data.validation
-        size = min(settings.batch_size, len(windows))
-        seed = derive_seed(self.config.seed, VALIDATION)
+        settings = self.config.train
+        self._calibrate()
         model = self.state.result.eval()
         totals = torch.zeros(3, device=self.device)
-        for i in range(settings.val_batches):
-            batch = windows.batch(batch_indices(len(windows), size, i, seed))
-            batch = Batch(batch.pixels.to(self.device), batch.actions.to(self.device))
+        for i, batch in enumerate(self._whole_batches(self.data.validation, settings.val_batches, VALIDATION)):
             # The same directions for each validation: its curve shows the model, not the draw.
             directions_DM = self.sigreg.directions(self.config.model.embed_dim, i, self.device)
             with step_precision(settings, self.device):
@@ -196,12 +195,33 @@ class Trainer:
         names = ("val/loss", "val/prediction_loss", "val/sigreg_loss")
         return dict(zip(names, (totals / settings.val_batches).tolist(), strict=True))
 
+    def _calibrate(self) -> None:
+        """Give the model to evaluate the statistics of its weights; by the first process, whose model that is."""
+        settings = self.config.train
+        if settings.calibration_batches == 0 or self._calibrated_at == self.step:
+            return
+        torch.manual_seed(derive_seed(self.config.seed, CALIBRATION))  # of dropout
+        with step_precision(settings, self.device):
+            batches = self._whole_batches(self.data.training, settings.calibration_batches, CALIBRATION)
+            measure_batchnorm(self.state.result, batches)
+        self.state.model.train()
+        self._calibrated_at = self.step
+
+    def _whole_batches(self, windows: Windows, count: int, purpose: int) -> Iterator[Batch]:
+        """The same ``count`` batches of windows each time, on the device."""
+        size = min(self.config.train.batch_size, len(windows))
+        seed = derive_seed(self.config.seed, purpose)
+        for i in range(count):
+            batch = windows.batch(batch_indices(len(windows), size, i, seed))
+            yield Batch(batch.pixels.to(self.device), batch.actions.to(self.device))
+
     def _checkpoint(self) -> None:
         self._stop_if_not_finite()
         kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
         device = f"{self.processes.count} × {kind}, torch {torch.__version__}"
         progress = {"windows": len(self.data.training), "env": self.config.env, "device": device}
         if self.processes.is_first:
+            self._calibrate()
             self.last_checkpoint = self.run.save(self.step, self.state, progress, self.config.train.keep_checkpoints)
         self.last_checkpoint = self.processes.from_first(self.last_checkpoint)
 

@@ -121,7 +121,8 @@ def test_devices_that_processes_cannot_share(
 
 
 def options(config: Config, run: Path, steps: int, **changes: Any) -> list[str]:
-    settings = {"steps": steps, "coarse-steps": COARSE, "batch-size": 8, "checkpoint-every": 10, "log-every": 1}
+    coarse = min(COARSE, steps - 1)  # the last step of a run must not be coarse
+    settings = {"steps": steps, "coarse-steps": coarse, "batch-size": 8, "checkpoint-every": 10, "log-every": 1}
     settings |= changes
     values = [f"--train.{name}={value}" for name, value in settings.items()]
     common = ["--model.predictor.dropout=0", "--device=cpu", f"--data={config.data}", f"--out={run}"]

@@ -100,8 +100,9 @@ def undisturbed(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) 
 # -- learning -------------------------------------------------------------------------------------------------
 
 
-def test_loss_falls(debug_config: Config, tmp_path: Path):
-    result = train(with_training(debug_config, tmp_path, steps=60, checkpoint_every=60))
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_loss_falls(debug_config: Config, tmp_path: Path, optimizer: str):
+    result = train(with_training(debug_config, tmp_path, steps=60, checkpoint_every=60, optimizer=optimizer))
     assert (result.steps, result.interrupted) == (60, False)
     rows = read_metrics(tmp_path / "metrics.jsonl")
     for name, wanted_share in (("loss", 0.7), ("prediction_loss", 0.3), ("val/loss", 0.7)):
@@ -388,11 +389,29 @@ def test_running_out_of_memory_says_what_to_lower(
         train(with_training(debug_config, tmp_path))
 
 
+# -- another optimiser ----------------------------------------------------------------------------------------
+
+
+def test_a_stopped_run_with_muon_continues_to_the_same_weights(debug_config: Config, undisturbed: Path, tmp_path: Path):
+    """To others than those of AdamW, and never from one optimiser to the other."""
+    train(with_training(debug_config, tmp_path / "calm", optimizer="muon"))
+    disturbed = with_training(debug_config, tmp_path / "disturbed", optimizer="muon")
+    for step in (1, 6):
+        assert train(disturbed, monitor=Terminate(step)).steps == step
+    with pytest.raises(TrainingError, match=r"another run: train\.optimizer \('muon' -> 'adamw'\)"):
+        train(with_training(debug_config, tmp_path / "disturbed"))
+    train(disturbed)
+    assert_same_run(tmp_path / "disturbed", tmp_path / "calm")
+    weight = "encoder.blocks.0.attention.qkv.weight"
+    assert not torch.equal(saved_tensors(tmp_path / "calm")[weight], saved_tensors(undisturbed)[weight])
+
+
 # -- averaged weights -----------------------------------------------------------------------------------------
 
 
 def test_an_averaged_run_publishes_the_average_and_continues_from_the_weights(debug_config: Config, tmp_path: Path):
-    plain = train(with_training(debug_config, tmp_path / "plain"))
+    # Calibration is for what is published: the weights that are trained keep their running averages, as here.
+    plain = train(with_training(debug_config, tmp_path / "plain", calibration_batches=0))
     calm = train(with_training(debug_config, tmp_path / "calm", ema=0.9))
     disturbed = with_training(debug_config, tmp_path / "disturbed", ema=0.9)
     train(disturbed, monitor=Terminate(3))
@@ -444,7 +463,8 @@ def test_the_first_steps_are_coarse_and_validation_never_is(
     monkeypatch.setattr(PatchEmbedding, "forward", spy)
     train(with_training(debug_config, tmp_path, coarse_steps=coarse_steps))
     assert sizes[True] == [14 if step < coarse_steps else 28 for step in range(STEPS)]
-    assert sizes[False] == [28] * 3  # after 4, 8 and the last
+    calibration, validation = debug_config.train.calibration_batches, debug_config.train.val_batches
+    assert sizes[False] == [28] * 3 * (calibration + validation)  # after 4, 8 and the last
 
 
 def test_coarse_steps_are_other_steps(undisturbed: Path, coarse_first: Path):

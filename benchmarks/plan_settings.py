@@ -1,0 +1,49 @@
+"""Success with several ways of planning, on pairs to choose settings on (docs/evaluation.md, "Choosing settings").
+
+    runs/tuning_manifests.sh reacher 100 runs/tuning
+    python benchmarks/plan_settings.py --model pretrained/reacher --env reacher \
+        --manifest runs/tuning/reacher_tuning.json --settings schedule=whole schedule=shrinking,solver=icem
+
+Each setting changes some fields of ``lewm.config.PlanConfig``; an empty one, '', changes none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tyro
+from solvers import measure, print_table
+
+from lewm.config import PlanConfig, from_dict
+from lewm.envs.registry import env_entry
+from lewm.evaluate.manifest import load_manifest
+from lewm.model.world_model import LeWM
+
+
+def parse_setting(setting: str) -> PlanConfig:
+    """ "solver=icem,noise_exponent=2" -> the configuration with these fields."""
+    fields = dict(part.split("=", 1) for part in setting.split(",") if part)
+    return from_dict(PlanConfig, {name: _value(text) for name, text in fields.items()}, "plan.")
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def main(model: Path, env: str, manifest: Path, settings: list[str], pairs: int = 100) -> None:
+    """Print a table with one row per setting."""
+    plans = {setting: parse_setting(setting) for setting in settings}  # a typo shows before anything is measured
+    world_model, specs = LeWM.from_pretrained(model), load_manifest(env, manifest).first(pairs)
+    workers = os.cpu_count() or 1 if env_entry(env).slow else 1
+    rows = (measure(name, world_model, plan, env, specs, workers) for name, plan in plans.items())
+    print_table(f"{env}, {pairs} pairs, {world_model.device}", rows)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
