@@ -2,7 +2,7 @@
 # A script that was stopped goes on where it was: each stage finds what an earlier call has left.
 #
 # Set in the environment, if wanted:
-#   EPISODES, RESOLUTION      the dataset's size (10000 episodes of 224 px), DATA its file, made if there is none
+#   EPISODES, RESOLUTION      the dataset's size (10000 episodes of 224 px; a script may have fewer), DATA its file, made if there is none
 #   DEMOS                     demonstrations to replay, for Push-T
 #   PRESET, STEPS             the preset (by default of the environment's name) and its number of steps; fewer than 5000
 #                             also need the argument --train.coarse-steps

@@ -1,0 +1,36 @@
+"""The models that come with the repository: they load, and know the world that they are for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lewm.checkpoint import pretrained_models
+from lewm.data.collect import HELD_OUT_SEED, generate_episode
+from lewm.model.world_model import LeWM
+
+NAMES = ("reacher",)
+FRAMES = 12
+
+
+def test_every_model_is_here():
+    assert sorted(pretrained_models()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_a_model_foresees_what_its_world_does(name: str):
+    """The prediction from three frames is far nearer to the next one than the last of them is."""
+    pytest.importorskip("mujoco")
+    model = LeWM.from_pretrained(name, device="cpu")
+    skip = model.frame_skip
+    episode = generate_episode(name, model.image_size, HELD_OUT_SEED, 0, frame_stride=skip)
+    first = int(episode["frame_step"][0])
+    actions = torch.from_numpy(episode["action"][first : first + FRAMES * skip])
+    blocks_TA = model.normalise_actions(actions.view(FRAMES, skip, model.action_dim))
+    z_TD = model.encode(torch.from_numpy(episode["pixels"][:FRAMES]))
+    z_BTD = z_TD.unfold(0, model.history + 1, 1).mT  # windows of frames in a row
+    blocks_BTA = blocks_TA.unfold(0, model.history + 1, 1).mT
+    predicted_BD = model.predict(z_BTD[:, :-1], blocks_BTA[:, :-1])[:, -1]
+    error, change = ((z_BD - z_BTD[:, -1]).square().mean() for z_BD in (predicted_BD, z_BTD[:, -2]))
+    assert error < 0.1 * change
