@@ -1,19 +1,22 @@
 """Minutes of training until planning succeeds: one run per seed, with success at some of its checkpoints.
 
     python benchmarks/speedrun.py --data data/pusht.h5 --out runs/speedrun [--seeds 0 1 2] [--checkpoints 4]
-        [--schedule shrinking] [--preset pusht] [-- options of `lewm train`]
+        [--schedules shrinking whole] [--preset pusht] [-- options of `lewm train`]
 
 The clock runs from the start of the training command to the moment a checkpoint is complete on disk: starting Python,
-reading the dataset and compiling count, making the dataset and evaluating do not. Each checkpoint is exported to bf16
-and evaluated on the environment's 200 frozen pairs, by the paper's protocol. Wilson's 95 % intervals.
+reading the dataset and compiling count, making the dataset and evaluating do not. Every seed compiles from scratch: its
+compilers' caches are folders of its own. Each checkpoint is exported to bf16 and evaluated on the environment's 200
+frozen pairs, by the paper's protocol, with every schedule. Wilson's 95 % intervals.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,13 @@ from lewm.config import preset
 RATE = "planning with the world model"
 
 
-def lewm(*arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", "lewm", *map(str, arguments)], check=True)
+def lewm(*arguments: object, **environment: str) -> None:
+    subprocess.run([sys.executable, "-m", "lewm", *map(str, arguments)], check=True, env=os.environ | environment)
+
+
+def empty_caches(folder: Path) -> dict[str, str]:
+    """Where the compilers of one run keep their code: nothing is there yet."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
 def train(arguments: argparse.Namespace, seed: int, run: Path) -> list[dict[str, Any]]:
@@ -33,11 +41,13 @@ def train(arguments: argparse.Namespace, seed: int, run: Path) -> list[dict[str,
         raise SystemExit(f"{run} holds a run already: a clock cannot be started in the middle of one.")
     steps = arguments.steps or preset(arguments.preset).train.steps
     options = ("--train.steps", steps, "--train.checkpoint-every", -(-steps // arguments.checkpoints))
-    started = time.time()
-    lewm(
-        *("train", arguments.preset, "--data", arguments.data, "--out", run, "--seed", seed),
-        *(*options, "--train.keep-checkpoints", arguments.checkpoints, *arguments.options),
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.time()
+        lewm(
+            *("train", arguments.preset, "--data", arguments.data, "--out", run, "--seed", seed),
+            *(*options, "--train.keep-checkpoints", arguments.checkpoints, *arguments.options),
+            **empty_caches(Path(folder)),
+        )
     found = []
     for folder in sorted((run / "checkpoints").iterdir()):
         finished = max(path.stat().st_mtime for path in folder.iterdir())
@@ -45,23 +55,25 @@ def train(arguments: argparse.Namespace, seed: int, run: Path) -> list[dict[str,
     return found
 
 
-def evaluate(row: dict[str, Any], arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
-    """A checkpoint's row with its success."""
-    model = out / f"model_{row['step']}"
-    lewm("export", row.pop("folder"), model)
-    results = out / f"evaluation_{row['step']}.json"
-    lewm(
-        *("eval", model, "--out", results, "--eval.episodes", arguments.pairs), *("--plan.schedule", arguments.schedule)
-    )
-    rate = json.loads(results.read_text())["rates"][RATE]
-    return row | {name: rate[name] for name in ("successes", "episodes", "rate", "interval_95")}
+def evaluate(row: dict[str, Any], arguments: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
+    """A checkpoint's rows, one per schedule, with its success."""
+    model, folder = out / f"model_{row['step']}", row.pop("folder")
+    lewm("export", folder, model)
+    rows = []
+    for schedule in arguments.schedules:
+        results = out / f"evaluation_{row['step']}_{schedule}.json"
+        lewm("eval", model, "--out", results, "--eval.episodes", arguments.pairs, "--plan.schedule", schedule)
+        rate = json.loads(results.read_text())["rates"][RATE]
+        measured = {name: rate[name] for name in ("successes", "episodes", "rate", "interval_95")}
+        rows.append({**row, "schedule": schedule, **measured})
+    return rows
 
 
 def describe(row: dict[str, Any]) -> str:
     low, high = (100 * bound for bound in row["interval_95"])
     return (
-        f"| {row['seed']} | {row['step']:,} | {row['seconds'] / 60:.2f} | {row['successes']}/{row['episodes']} = "
-        f"{100 * row['rate']:.1f} % [{low:.1f}, {high:.1f}] |"
+        f"| {row['seed']} | {row['step']:,} | {row['seconds'] / 60:.2f} | {row['schedule']} | "
+        f"{row['successes']}/{row['episodes']} = {100 * row['rate']:.1f} % [{low:.1f}, {high:.1f}] |"
     )
 
 
@@ -73,7 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=None, help="instead of the preset's")
     parser.add_argument("--checkpoints", type=int, default=4, help="to evaluate, evenly spaced, per run")
-    parser.add_argument("--schedule", default="shrinking")
+    parser.add_argument("--schedules", nargs="+", default=["shrinking"])
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("options", nargs="*", help="for `lewm train`, after --")
     return parser.parse_args()
@@ -86,9 +98,10 @@ def main() -> None:
         run = arguments.out / f"seed_{seed}"
         found = train(arguments, seed, run)
         print(f"Seed {seed}: trained in {found[-1]['seconds']:.0f} s")
-        rows += [evaluate(row, arguments, arguments.out / f"seed_{seed}_figures") for row in found]
+        for row in found:
+            rows += evaluate(row, arguments, arguments.out / f"seed_{seed}_figures")
         (arguments.out / "speedrun.json").write_text(json.dumps(rows, indent=2))
-    print("\n| seed | step | minutes | success |\n| --- | --- | --- | --- |")
+    print("\n| seed | step | minutes | schedule | success |\n| --- | --- | --- | --- | --- |")
     for row in rows:
         print(describe(row))
 
