@@ -195,7 +195,9 @@ def test_a_signal_stops_all_at_one_step_and_fewer_processes_continue(
     debug_config: Config, alone: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    process = torchrun(4, "-m", "lewm", *options(debug_config, run, 60))
+    # Much validation between the steps, or all are done before the signal comes on a busy machine.
+    slowly = {"val-every": 1, "val-batches": 50}
+    process = torchrun(4, "-m", "lewm", *options(debug_config, run, 60, **slowly))
     wait_for_step(process, run, 5)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=120)
