@@ -19,14 +19,23 @@ from solvers import measure, print_table
 
 from lewm.config import PlanConfig, from_dict
 from lewm.envs.registry import env_entry
+from lewm.errors import ConfigError
 from lewm.evaluate.manifest import load_manifest
 from lewm.model.world_model import LeWM
 
 
 def parse_setting(setting: str) -> PlanConfig:
-    """ "solver=icem,noise_exponent=2" -> the configuration with these fields."""
-    fields = dict(part.split("=", 1) for part in setting.split(",") if part)
-    return from_dict(PlanConfig, {name: _value(text) for name, text in fields.items()}, "plan.")
+    """The configuration with the fields of a setting such as solver=icem,noise_exponent=2."""
+    fields = {}
+    for part in filter(None, setting.split(",")):
+        name, equals, text = part.partition("=")
+        if not equals:
+            raise SystemExit(f"{setting!r} is no setting: expected FIELD=VALUE, with commas in between, got {part!r}.")
+        fields[name] = _value(text)
+    try:
+        return from_dict(PlanConfig, fields, "plan.")
+    except ConfigError as error:
+        raise SystemExit(f"{setting!r}: {error}") from error
 
 
 def _value(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""One optimiser step: loss, gradient, clip, AdamW. Plain, or recorded once and replayed as a CUDA graph.
+"""One step: loss, gradient, clip, optimiser. Plain, or recorded once and replayed as a CUDA graph.
 
 A recorded step is replayed as a whole on fixed buffers, without Python in between: batch, directions and learning rate
 are copied in, losses stay where they were recorded. Random numbers are not recorded: a replay draws from the device's
