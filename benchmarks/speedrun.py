@@ -85,7 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=None, help="instead of the preset's")
     parser.add_argument("--checkpoints", type=int, default=4, help="to evaluate, evenly spaced, per run")
-    parser.add_argument("--schedules", nargs="+", default=["shrinking"])
+    parser.add_argument("--schedules", nargs="*", default=["shrinking"], help="none: only train, time and export")
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("options", nargs="*", help="for `lewm train`, after --")
     return parser.parse_args()

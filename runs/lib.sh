@@ -8,7 +8,7 @@
 #                             also need the argument --train.coarse-steps
 #   LAUNCH                    "torchrun --nproc-per-node 8 -m lewm" trains on eight GPUs
 #   RUN, OUT                  the run's folder and the exported model's (runs/NAME, pretrained/NAME)
-#   EVAL_EPISODES, EVAL_JOBS  pairs per evaluation (200); how many of the eight evaluations run at a time (1)
+#   EVAL_EPISODES, EVAL_JOBS  pairs per evaluation (200); how many of the twelve evaluations run at a time (1)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH"
@@ -20,9 +20,11 @@ evaluate() {
     [[ -e $results ]] || lewm eval "$model" --out "$results" "$@"
 }
 
-# All of it: pipeline NAME [options of `lewm train`]
+# All of it: pipeline NAME [options of `lewm train`]. The array `tuned`, which a script may set: options of `lewm eval`
+# that were best on tuning pairs (docs/planning.md), measured beside the paper's CEM.
+tuned=(--solver icem --plan.noise-exponent 2)
 pipeline() {
-    local name=$1 demos="" case manifest schedule solver options
+    local name=$1 demos="" case manifest schedule planner options
     shift
     local data=${DATA:-data/$name.h5} run=${RUN:-runs/$name} out=${OUT:-pretrained/$name} pairs=${EVAL_EPISODES:-200}
     local figures=$run/evaluations results=()
@@ -34,13 +36,12 @@ pipeline() {
     ${LAUNCH:-lewm} train "${PRESET:-$name}" --env "$name" --data "$data" --out "$run" \
         ${STEPS:+--train.steps "$STEPS"} "$@"
     lewm export "$run" "$out"
-    # Nothing is chosen by these figures: all of them are reported. iCEM with smooth noise is for goals that take a long
-    # push in one direction, which white noise hardly ever proposes.
-    for case in {paper,strict}:{whole,shrinking}:cem paper:{soonest,receding}:cem paper:{whole,shrinking}:icem; do
-        IFS=: read -r manifest schedule solver <<<"$case"
-        options=(--manifest "$manifest" --plan.schedule "$schedule" --solver "$solver")
-        [[ $solver != icem ]] || options+=(--plan.noise-exponent 2)
-        results+=("$figures/${manifest}_${schedule}_${solver}_$pairs.json")
+    # Nothing is chosen by these figures: all of them are reported.
+    for case in {paper,strict}:{whole,shrinking}:{cem,tuned} paper:{soonest,receding}:{cem,tuned}; do
+        IFS=: read -r manifest schedule planner <<<"$case"
+        options=(--manifest "$manifest" --plan.schedule "$schedule" --solver cem)
+        [[ $planner == cem ]] || options+=("${tuned[@]}")
+        results+=("$figures/${manifest}_${schedule}_${planner}_$pairs.json")
         (($(jobs -rp | wc -l) < ${EVAL_JOBS:-1})) || wait -n
         evaluate "$out" "${results[-1]}" --eval.episodes "$pairs" "${options[@]}" &
     done

@@ -315,12 +315,12 @@ def test_a_script_goes_from_data_to_card_and_does_nothing_twice(tmp_path: Path) 
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert run().count("Results: ") == 8
+    assert run().count("Results: ") == 12
     card = (tmp_path / "toy" / CARD).read_text()
     for schedule in ("whole", "shrinking", "soonest", "receding"):
         assert f"| paper | {schedule} |" in card
-    assert card.count("| strict | ") == 2
-    assert card.count("noise exponent 2,") == 2
+    assert card.count("| strict | ") == 4
+    assert card.count("noise exponent 1,") == 6
     (tmp_path / "run" / "evaluations" / "paper_soonest_cem_2.json").unlink()
     again = run()
     assert again.count("Results: ") == 1

@@ -9,7 +9,7 @@ from lewm.checkpoint import pretrained_models
 from lewm.data.collect import HELD_OUT_SEED, generate_episode
 from lewm.model.world_model import LeWM
 
-NAMES = ("reacher",)
+NAMES = ("reacher", "tworoom")
 FRAMES = 12
 
 
