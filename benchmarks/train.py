@@ -2,7 +2,8 @@
 
     python benchmarks/train.py [--device cuda] [--size full|compact] [--steps 100] [--profile] [--json FILE]
 
-Both train on windows of a TwoRoom dataset that is made first. Ours is what `lewm train` does, data included. The public
+Both train on windows of a TwoRoom dataset that is made first. Ours is what `lewm train` does, data included: first with
+coarse frames, then with whole ones, then as `--cache` and `--kept-patches` say. The public
 recipe is a Hugging Face ViT with the public predictor and SIGReg (`pip install --no-deps stable-worldmodel einops
 loguru`, and transformers), eager, bf16 autocast, AdamW, once with batches from a DataLoader over HDF5 and once with a
 batch that is on the device already. Its frames are normalised on the device, which flatters it.
@@ -11,6 +12,7 @@ batch that is on the device already. Its frames are normalised on the device, wh
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import tempfile
@@ -39,6 +41,7 @@ from lewm.train.trainer import Trainer, TrainingMonitor
 H200_BF16 = 989e12  # dense, per second
 WARM_UP = 10
 OURS = "ours, data included"
+Row = tuple[str, dict[str, float]]  # its name and what was measured
 
 
 def benchmark_config(size: str, device: str, folder: Path, batch_size: int | None) -> Config:
@@ -50,7 +53,7 @@ def benchmark_config(size: str, device: str, folder: Path, batch_size: int | Non
         model = ModelConfig(encoder, predictor, embed_dim=96, projector_width=384)
         config = replace(config, model=model, sigreg=SigregConfig(directions=256))
     default = 128 if size == "full" else 16
-    train = replace(config.train, batch_size=batch_size or default, steps=1_000_000)
+    train = replace(config.train, batch_size=batch_size or default, steps=1_000_000, coarse_steps=0)
     return replace(config, device=device, data=folder / "data.h5", out=folder / "run", train=train)
 
 
@@ -216,39 +219,45 @@ def profile(step: Callable[[], Any], device: torch.device, rows: int = 20) -> st
     return found.key_averages().table(sort_by=order, row_limit=rows, max_name_column_width=60)
 
 
-def our_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
-    """Coarse steps first, then those at full resolution, as a run takes them; then the latter with other caches."""
+def variants(config: Config, arguments: argparse.Namespace) -> dict[str, Config]:
+    """What of ours is measured besides the first cache, by the names of the rows."""
+    found = {}
+    for cache in arguments.cache[1:]:
+        found[f"ours, frames: {cache}"] = replace(config, loader=replace(config.loader, cache=cache))
+    for kept in arguments.kept_patches:
+        encoder = replace(config.model.encoder, kept_patches=kept)
+        found[f"ours, {kept} patches kept"] = replace(config, model=replace(config.model, encoder=encoder))
+    return found
+
+
+def our_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+    """Coarse steps first, then those at full resolution, as a run takes them; then variants of the latter."""
     coarse_steps = WARM_UP + arguments.steps
-    rows = {}
-    for cache in arguments.cache:
-        first = cache == arguments.cache[0]
+    coarse_first = replace(config, train=replace(config.train, coarse_steps=coarse_steps))
+    for name, settings in ({OURS: coarse_first} | variants(config, arguments)).items():
         started = time.perf_counter()
-        train = replace(config.train, coarse_steps=coarse_steps if first else 0)
-        loader = replace(config.loader, cache=cache)
-        settings = replace(config, train=train, loader=loader, out=config.out / cache)  # type: ignore[operator]
-        trainer = prepare(settings, "never", SINGLE, device, Notes())
+        trainer = prepare(replace(settings, out=config.out / name), "never", SINGLE, device, Notes())  # type: ignore[operator]
         trainer.state.model.train()
-        print(f"Ours is ready after {time.perf_counter() - started:.1f} s.", flush=True)
-        for name in ("ours, coarse", OURS) if first else (f"ours, frames: {cache}",):
-            rows[name] = row = measure(lambda trainer=trainer: counted(trainer), arguments.steps, device)
+        print(f"{name}: ready after {time.perf_counter() - started:.1f} s.", flush=True)
+        for row_name in ("ours, coarse", OURS) if name == OURS else (name,):
+            row = measure(lambda trainer=trainer: counted(trainer), arguments.steps, device)
             trainer.step = max(trainer.step, coarse_steps)
             if "in cuda" in trainer.data.cache:
                 store = EpisodeStore(config.data)  # type: ignore[arg-type]
                 row["gib"] -= store.num_frames * store.resolution**2 * 3 / 2**30  # the frames themselves
-        if arguments.profile and first:
+            yield row_name, row
+        if arguments.profile and name == OURS:
             print(profile(lambda trainer=trainer: counted(trainer), device))
         trainer.batches.close()
         del trainer  # and with it the recorded step, which holds much memory
-    return rows
 
 
-def public_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
+def public_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     step = PublicStep(config, device)
     batches = hdf5_batches(config, arguments.workers, device.type == "cuda")
-    with_loader = measure(lambda: step(*next(batches)), arguments.steps, device)
+    yield "public, HDF5 loader", measure(lambda: step(*next(batches)), arguments.steps, device)
     pixels, actions = (tensor.to(device) for tensor in next(batches))
-    resident = measure(lambda: step(pixels, actions), arguments.steps, device)
-    return {"public, HDF5 loader": with_loader, "public, batch on the device": resident}
+    yield "public, batch on the device", measure(lambda: step(pixels, actions), arguments.steps, device)
 
 
 def parse() -> argparse.Namespace:
@@ -261,9 +270,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="of the public loader")
     parser.add_argument("--compile", default="auto", choices=("auto", "on", "off", "max-autotune"))
     parser.add_argument("--attention", default="auto")
-    parser.add_argument(
-        "--cache", nargs="+", default=["auto"], help="loader.cache: where ours keeps its frames; the first is compared"
-    )
+    parser.add_argument("--cache", nargs="+", default=["auto"], help="loader.cache; the public recipe meets the first")
+    parser.add_argument("--kept-patches", nargs="*", type=int, default=[], help="ours with so many patches of a frame")
     parser.add_argument("--optimizer", default="adamw", choices=("adamw", "muon"))
     parser.add_argument("--no-cuda-graph", action="store_true")
     parser.add_argument("--no-fused", action="store_true", help="the encoder without kernels of our own")
@@ -284,13 +292,15 @@ def main() -> None:
         config = benchmark_config(arguments.size, arguments.device, Path(folder), arguments.batch_size)
         fast = {"compile": arguments.compile, "attention": arguments.attention, "optimizer": arguments.optimizer}
         train = replace(config.train, **fast, cuda_graph=not arguments.no_cuda_graph, fused=not arguments.no_fused)
-        config = replace(config, train=train)
+        config = replace(config, train=train, loader=replace(config.loader, cache=arguments.cache[0]))
         collect(config.env, folder / Path("data.h5"), arguments.episodes, config.model.encoder.image_size, 0)
-        rows = our_rows(config, arguments, device)
-        if not arguments.no_public:
-            rows |= public_rows(config, arguments, device)
-    images = config.train.batch_size * (config.model.history + 1)
-    flops = step_flops(config)
+        public = iter(()) if arguments.no_public else public_rows(config, arguments, device)
+        rows = {}
+        for name, row in itertools.chain(our_rows(config, arguments, device), public):
+            # At once: what stops a long comparison shall not cost the rest of it.
+            print(f"-> {name}: {row['ms']:.1f} ms, {row['gib']:.2f} GiB", flush=True)
+            rows[name] = row
+    images, flops = config.train.batch_size * (config.model.history + 1), step_flops(config)
     print(f"\n{arguments.size} model, batch {config.train.batch_size}, {flops / 1e12:.2f} TFLOP a step, {device}")
     print(f"{'':30s}{'ms/step':>10s}{'images/s':>10s}{'TFLOP/s':>9s}{'of 989':>8s}{'GiB':>7s}{'ratio':>7s}")
     ours = rows[OURS]["ms"]

@@ -51,11 +51,27 @@ class EncoderConfig(_Checked):
     heads: int = 3  # Attention heads.
     width: int = 192  # Size of a token.
     mlp_width: int = 768  # Hidden size of the MLPs.
+    kept_patches: int = 0  # Only so many patches of a frame are looked at, those least like the background; 0: all.
 
     def __post_init__(self) -> None:
         self._check_positive("image_size", "patch_size", "depth", "heads", "width", "mlp_width")
         self._require(self.image_size % self.patch_size == 0, "image_size", f"a multiple of {self.patch_size} (patch)")
         self._require(self.width % self.heads == 0, "width", f"a multiple of {self.heads} (heads)")
+        within = 0 <= self.kept_patches <= self.patches
+        self._require(within, "kept_patches", f"between 0 and the {self.patches} patches of a frame")
+
+    @property
+    def patches(self) -> int:
+        """How many patches a frame has."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def title(self) -> str:
+        """What it is and what it looks at, in few words."""
+        kept = (
+            f", {self.kept_patches} of {self.patches} patches (least like the background)" if self.kept_patches else ""
+        )
+        return f"ViT/{self.patch_size} at {self.image_size} px{kept}"
 
 
 @dataclass(frozen=True)
@@ -278,6 +294,12 @@ class Config(_Checked):
                 f"train.coarse_steps must be 0 for an encoder of {side} x {side} patches, which cannot be halved, got "
                 f"{coarse_steps}. Half resolution needs model.encoder.image_size to be a multiple of "
                 f"{2 * encoder.patch_size}."
+            )
+        if coarse_steps > 0 and encoder.kept_patches:
+            raise ConfigError(
+                f"train.coarse_steps must be 0 when model.encoder.kept_patches ({encoder.kept_patches}) leaves patches "
+                f"out, got {coarse_steps}. Both save the same work: a quarter of the patches costs as much as half the "
+                "resolution."
             )
 
 

@@ -23,7 +23,7 @@ def model(source: str) -> dict[str, str]:
         "written by": f"lewm {document['lewm_version']}, format {document['format_version']}",
         "parameters": f"{sum(p.numel() for p in loaded.parameters()):,}",
         "weights": f"{checkpoint.weights_precision(folder)}, {size / 1e6:.1f} MB",
-        "encoder": f"ViT/{vit.patch_size} at {vit.image_size} px: {vit.depth} layers of width {vit.width}",
+        "encoder": f"{vit.title}: {vit.depth} layers of width {vit.width}",
         "predictor": f"{config.predictor.depth} layers, embedding of {config.embed_dim}, history {config.history}",
         "actions": f"{config.action_dim} numbers, blocks of {config.frame_skip}; {_stats(loaded.action_stats)}",
     }

@@ -100,6 +100,8 @@ def test_an_unknown_field_names_the_nearest(values: dict[str, Any], message: str
         (lambda: SigregConfig(knots=1), "sigreg.knots"),
         (lambda: SigregConfig(t_min=3.0), "sigreg.t_min"),
         (lambda: TrainConfig(steps=0), "train.steps"),
+        (lambda: EncoderConfig(kept_patches=-1), "encoder.kept_patches"),
+        (lambda: EncoderConfig(image_size=28, kept_patches=5), "encoder.kept_patches"),
         (lambda: TrainConfig(coarse_steps=-1), "train.coarse_steps"),
         (lambda: TrainConfig(steps=10, coarse_steps=10), "train.coarse_steps"),
         (lambda: TrainConfig(lr=0.0), "train.lr"),
@@ -135,6 +137,10 @@ def test_coarse_steps_need_patches_that_can_be_halved(coarse_steps: int):
     ):
         Config(model=odd, train=train)
     assert Config(model=odd).train.coarse_steps == 0
+    some = ModelConfig(EncoderConfig(kept_patches=64))
+    with pytest.raises(ConfigError, match=r"^train\.coarse_steps must be 0 .*kept_patches \(64\).*, got \d+\. "):
+        Config(model=some, train=train)
+    assert Config(model=some).model.encoder.title == "ViT/14 at 224 px, 64 of 256 patches (least like the background)"
     assert Config(train=train).train.coarse_steps == coarse_steps
 
 

@@ -71,6 +71,17 @@ def test_matrices_are_bf16_and_everything_else_is_exact(exported: Path, debug_mo
     assert not loaded.training
 
 
+def test_a_background_is_exported_as_it_is(debug_config: Config, tmp_path: Path) -> None:
+    encoder = replace(debug_config.model.encoder, kept_patches=3)
+    config = replace(debug_config, model=replace(debug_config.model, encoder=encoder), out=tmp_path / "run")
+    trained = train(config).model
+    out = export_run(tmp_path / "run", tmp_path / "toy")
+    assert torch.equal(load(out).encoder.background, trained.encoder.background)
+    assert load_file(out / checkpoint.WEIGHTS)["encoder.background"].dtype == torch.uint8
+    assert "ViT/14 at 28 px, 3 of 4 patches" in (out / CARD).read_text()
+    assert "3 of 4 patches" in describe.model(str(out))["encoder"]
+
+
 @torch.inference_mode()
 def test_embeddings_and_predictions_change_as_little_as_bf16_allows(exported: Path, debug_model: LeWM) -> None:
     loaded, images = load(exported), frames(24)

@@ -1,11 +1,14 @@
-"""Statistics of a dataset's actions."""
+"""Statistics of a dataset: of its actions, and what its frames look like when nothing is there."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from lewm.data.store import EpisodeStore
 from lewm.errors import DataError
 from lewm.types import ActionStats, Array
+
+BACKGROUND_FRAMES = 101  # enough that what covers a place in less than a third of the frames is not taken for it
 
 
 def action_stats(actions: Array) -> ActionStats:
@@ -19,3 +22,16 @@ def action_stats(actions: Array) -> ActionStats:
     # 0/0. Compared by its range, because rounding can leave a constant with a std of 1e-17.
     std[(np.ptp(taken, axis=0) == 0) | (std == 0)] = 1.0
     return ActionStats(mean=tuple(taken.mean(axis=0).tolist()), std=tuple(std.tolist()))
+
+
+def background(store: EpisodeStore, episodes: Array) -> Array:
+    """What is most often seen at each place in frames of these episodes, int (E,): uint8 (R, R, 3).
+
+    It is the median of frames that are evenly spaced over all of them: what moves is left out of it.
+    """
+    in_episodes = np.isin(np.repeat(np.arange(store.num_episodes), store.lengths), episodes)
+    rows = store.frame_rows[in_episodes[store.frame_rows]]
+    if len(rows) == 0:
+        raise DataError(f"{store.path}: the episodes for training have no frames. Collect more of them.")
+    chosen = rows[np.linspace(0, len(rows) - 1, min(BACKGROUND_FRAMES, len(rows))).astype(np.int64)]
+    return np.median(store.read_frames(chosen), axis=0).astype(np.uint8)

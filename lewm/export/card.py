@@ -74,7 +74,7 @@ def _introduction(name: str, description: dict[str, Any], model: LeWM) -> str:
     config, vit = model.config, model.config.encoder
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     size = f"{millions:.2f} M parameters, matrices in bf16, vectors in float32"
-    encoder = f"ViT/{vit.patch_size} at {vit.image_size} px, embedding of {config.embed_dim}"
+    encoder = f"{vit.title}, embedding of {config.embed_dim}"
     actions = f"blocks of {config.frame_skip} actions of {config.action_dim} numbers"
     world = f" for `{description['environment']}`" if description["environment"] else ""
     return (

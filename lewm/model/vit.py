@@ -5,6 +5,7 @@ A plain pre-norm ViT whose output is the final [CLS] token. It computes the same
 
 Shapes: N images, P tokens ([CLS] and the patches), W width; frames are (N, R, R, 3) uint8. They may be coarser than the
 configured size by a whole factor: fewer patches of the same size in pixels, each in the place of several finer ones.
+Or only some patches of a frame become tokens, those least like the background: K of them.
 """
 
 from __future__ import annotations
@@ -41,15 +42,18 @@ class PatchEmbedding(nn.Module):
         self.register_buffer("scale", 1 / (255 * std), persistent=False)
         self.register_buffer("shift", (128 / 255 - mean) / std, persistent=False)
 
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """(N, R, R, 3) uint8 -> (N, patches, W)."""
+    def cut(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(N, R, R, 3) uint8 -> the pixels of each patch, (N, patches, 3 * patch size squared) uint8."""
         n, size = pixels.shape[0], self.patch_size
         side = pixels.shape[1] // size
-        patches = pixels.view(n, side, size, side, size, 3).transpose(2, 3).reshape(n, side * side, size * size * 3)
-        weight = self.project.weight.unflatten(1, (size * size, 3))
+        return pixels.view(n, side, size, side, size, 3).transpose(2, 3).reshape(n, side * side, size * size * 3)
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        """Pixels of patches, as ``cut`` returns them -> (N, patches, W)."""
+        weight = self.project.weight.unflatten(1, (-1, 3))
         bias = self.project.bias + (weight * self.shift).sum((1, 2))
         x, weight = patches.to(self.scale.dtype) - 128, (weight * self.scale).flatten(1)
-        if pixels.is_cuda and (odd := -weight.shape[1] % 8):
+        if patches.is_cuda and (odd := -weight.shape[1] % 8):
             # The libraries' fast products want rows of bfloat16 to begin on multiples of 16 bytes.
             x, weight = F.pad(x, (0, odd)), F.pad(weight, (0, odd))
         return F.linear(x, weight, bias)
@@ -125,17 +129,25 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Frames to [CLS] embeddings."""
+    """Frames to [CLS] embeddings.
+
+    With ``config.kept_patches`` it looks at the patches that differ most from ``background``, (R, R, 3) uint8: a frame
+    without what moves, to be set before training. Where a world changes in few places, the others say nothing.
+    """
+
+    background: torch.Tensor
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.image_size, self.patch_size = config.image_size, config.patch_size
+        self.image_size, self.patch_size, self.kept_patches = config.image_size, config.patch_size, config.kept_patches
         # Under autocast tokens are bfloat16 between layers, which halves the traffic, unless this is set.
         self.float32_tokens = False
-        patches = (config.image_size // config.patch_size) ** 2
         self.patches = PatchEmbedding(config)
+        if config.kept_patches:
+            size = (config.image_size, config.image_size, 3)
+            self.register_buffer("background", torch.zeros(size, dtype=torch.uint8))
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
-        self.positions = nn.Parameter(torch.zeros(1, 1 + patches, config.width))
+        self.positions = nn.Parameter(torch.zeros(1, 1 + config.patches, config.width))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
         self._initialise()
@@ -174,15 +186,42 @@ class ViT(nn.Module):
         return torch.cat([self.positions[:, :1], means], dim=1)
 
     def embed(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(N, R, R, 3) uint8 -> [CLS] and patch tokens (N, P, W), and the positions to add to them (1, P, W)."""
-        positions = self.positions_at(pixels.shape[1])
-        x = self.patches(pixels)
+        """(N, R, R, 3) uint8 -> [CLS] and patch tokens (N, P, W), and the positions to add to them, (1 or N, P, W)."""
+        positions, patches = self.positions_at(pixels.shape[1]), self.patches.cut(pixels)
+        if self.kept_patches:
+            if pixels.shape[1] != self.image_size:
+                raise PlanningError(
+                    f"An encoder that leaves out background takes frames of {self.image_size} pixels, not of "
+                    f"{pixels.shape[1]}."
+                )
+            kept_NK = self.least_like_background(patches)
+            patches = patches.gather(1, kept_NK.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
+            positions = self._positions_of(kept_NK, positions)
+        x = self.patches(patches)
         if self.float32_tokens:
             x = x.float()
         # In the precision of the patches: under autocast the sum would be float32, and every layer would carry it on.
         cls = self.cls_token.to(x.dtype)
         x = torch.cat([cls.expand(len(x), -1, -1), x], dim=1)
         return x, positions.to(x.dtype)
+
+    def least_like_background(self, patches: torch.Tensor) -> torch.Tensor:
+        """The patches to keep of (N, patches, V) uint8, int64 (N, K); of equally different ones the first."""
+        background = self.patches.cut(self.background.unsqueeze(0)).to(torch.int16)
+        difference = (patches.to(torch.int16) - background).abs().sum(-1, dtype=torch.int32)
+        count = patches.shape[1]
+        # Whole numbers without ties: what is kept of a frame depends neither on its batch nor on the device.
+        rank = difference * count - torch.arange(count, dtype=torch.int32, device=patches.device)
+        return rank.topk(self.kept_patches).indices
+
+    def _positions_of(self, kept_NK: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Positions of [CLS] and of the kept patches, (N, 1 + K, W), of all of them, (1, 1 + patches, W)."""
+        # A product with ones and zeros, because its gradient is a product too: quick, and summed in a fixed order.
+        everywhere = torch.arange(positions.shape[1] - 1, device=kept_NK.device)
+        chosen_NKP = (kept_NK.unsqueeze(-1) == everywhere).to(positions.dtype)
+        first = positions[:, :1].expand(len(kept_NK), -1, -1)
+        kept = chosen_NKP @ positions[0, 1:]
+        return torch.cat([first.to(kept.dtype), kept], dim=1)
 
     def summary(self, x_NPW: torch.Tensor, change_NPW: torch.Tensor) -> torch.Tensor:
         """The last block and the norm, (N, P, W) and what is to be added -> (N, W).

@@ -20,6 +20,7 @@ from types import FrameType
 import torch
 
 from lewm.config import Config
+from lewm.data.stats import background
 from lewm.data.windows import batch_indices
 from lewm.errors import TrainingError
 from lewm.model.world_model import LeWM
@@ -145,6 +146,9 @@ def _initial_state(config: Config, dataset: Dataset, device: torch.device, proce
     model = LeWM(config.model, dataset.action_stats)
     model.encoder.float32_tokens = config.train.precision == "mixed"
     model.encoder.use_kernels(attention=config.train.fused and config.train.attention == "auto", mlp=config.train.fused)
+    if config.model.encoder.kept_patches:
+        seen = processes.together(lambda: background(dataset.store, dataset.train_ids))
+        model.encoder.background.copy_(torch.from_numpy(seen))
     share_batchnorm(model, processes)
     model.to(device)
     average = WeightAverage(model, config.train.ema) if config.train.ema else None

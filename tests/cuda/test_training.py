@@ -85,6 +85,18 @@ def test_a_recorded_run_of_both_phases_is_the_plain_one(
     assert losses(tmp_path / "fine") != pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
 
 
+@pytest.mark.parametrize(("compiling", "tolerance"), [("off", 1e-4), ("on", 1e-3)])
+def test_a_recorded_run_without_background_is_the_plain_one(
+    debug_config: Config, tmp_path: Path, compiling: str, tolerance: float
+) -> None:
+    model = debug_config.model
+    encoder, predictor = replace(model.encoder, kept_patches=2), replace(model.predictor, dropout=0.0)
+    config = replace(debug_config, model=replace(model, encoder=encoder, predictor=predictor))
+    train(on_gpu(config, tmp_path / "plain", precision="float32"))
+    train(on_gpu(config, tmp_path / "fast", precision="float32", cuda_graph=True, compile=compiling))
+    assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
+
+
 @pytest.mark.parametrize("changes", [{"cuda_graph": True}, {"cuda_graph": True, "compile": "on", "ema": 0.9}])
 def test_a_recorded_run_with_muon_is_the_plain_one(
     debug_config: Config, tmp_path: Path, changes: dict[str, Any]

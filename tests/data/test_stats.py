@@ -1,11 +1,14 @@
-"""Action statistics against the plain definition, and where that has none."""
+"""Action statistics against the plain definition, and where that has none; the background of frames."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from lewm.data.stats import action_stats
+from lewm.data.stats import BACKGROUND_FRAMES, action_stats, background
+from lewm.data.store import EpisodeStore
 from lewm.errors import DataError
 
 
@@ -33,3 +36,34 @@ def test_a_constant_dimension_is_only_centred() -> None:
 def test_no_action_at_all_is_an_error(actions: np.ndarray) -> None:
     with pytest.raises(DataError, match="has an action"):
         action_stats(actions)
+
+
+def test_the_background_is_the_median_of_the_frames_of_some_episodes(tiny_store: Callable[..., EpisodeStore]) -> None:
+    store = tiny_store([5, 40, 7])  # every pixel is the number of its row
+    for episodes in ([0], [2], [0, 2], [1]):
+        seen = background(store, np.array(episodes))
+        rows = np.concatenate([np.arange(store.offsets[e], store.offsets[e] + store.lengths[e]) for e in episodes])
+        assert seen.shape == (4, 4, 3)
+        assert seen.dtype == np.uint8
+        assert (seen == int(np.median(rows))).all(), episodes
+
+
+def test_of_many_frames_the_background_takes_some_from_everywhere(
+    tiny_store: Callable[..., EpisodeStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, read = tiny_store([100, 100], stride=2, phases=[1, 0]), list[np.ndarray]()
+    honest = EpisodeStore.read_frames
+    monkeypatch.setattr(EpisodeStore, "read_frames", lambda self, rows: read.append(rows) or honest(self, rows))
+    background(store, np.array([0, 1]))
+    assert len(read[0]) == 100
+    assert set(read[0]) <= set(store.frame_rows)
+    monkeypatch.setattr("lewm.data.stats.BACKGROUND_FRAMES", 5)
+    background(store, np.array([0, 1]))
+    assert read[1].tolist() == store.frame_rows[[0, 24, 49, 74, 99]].tolist()
+    assert BACKGROUND_FRAMES % 2  # a median that is one of the values
+
+
+def test_episodes_without_a_frame_have_no_background(tiny_store: Callable[..., EpisodeStore]) -> None:
+    store = tiny_store([6, 1], stride=3, phases=[0, 2])
+    with pytest.raises(DataError, match="have no frames"):
+        background(store, np.array([1]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,7 +26,7 @@ def test_patches_are_a_convolution_over_imagenet_normalised_pixels() -> None:
     normalised = (frames / 255 - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
     kernel = patches.project.weight.view(16, 14, 14, 3).permute(0, 3, 1, 2)
     convolved = F.conv2d(normalised.permute(0, 3, 1, 2), kernel, patches.project.bias, stride=14)
-    torch.testing.assert_close(patches(frames), convolved.flatten(2).transpose(1, 2))
+    torch.testing.assert_close(patches(patches.cut(frames)), convolved.flatten(2).transpose(1, 2))
 
 
 @torch.inference_mode()
@@ -91,7 +93,7 @@ def test_a_plain_frame_looks_the_same_at_every_size_if_places_are_alike() -> Non
     torch.manual_seed(0)
     vit = ViT(GRID_6).eval()
     vit.positions[:, 1:] = vit.positions[:, 1:2].clone()
-    vit.cls_token.copy_(vit.patches(torch.full((1, 14, 14, 3), 200, dtype=torch.uint8)))
+    vit.cls_token.copy_(vit.patches(vit.patches.cut(torch.full((1, 14, 14, 3), 200, dtype=torch.uint8))))
     vit.positions[:, 0] = vit.positions[:, 1]  # with [CLS] one of them, its share does not matter either
     fine, *coarse = (vit(torch.full((2, size, size, 3), 200, dtype=torch.uint8)) for size in (84, 42, 28, 14))
     for z in coarse:
@@ -118,3 +120,71 @@ def test_full_size_frames_use_the_positions_as_they_are() -> None:
 def test_a_size_that_does_not_divide_the_grid_is_refused(size: int) -> None:
     with pytest.raises(PlanningError, match=rf"Expected frames of 84 pixels, or .* multiple of 14 .*, got {size}\."):
         ViT(GRID_6)(torch.zeros(1, size, size, 3, dtype=torch.uint8))
+
+
+# -- patches that are left out --------------------------------------------------------------------------------
+
+
+def keeping(count: int) -> ViT:
+    """An encoder of 6 x 6 patches that looks at so many of them, before a background of 100."""
+    torch.manual_seed(0)
+    vit = ViT(dataclasses.replace(GRID_6, kept_patches=count)).eval()
+    vit.background.fill_(100)
+    return vit
+
+
+def spotted(*patches: int, value: int = 200) -> torch.Tensor:
+    """A frame of the background, (1, 84, 84, 3), with one pixel changed in each of the patches."""
+    frame = torch.full((1, 84, 84, 3), 100, dtype=torch.uint8)
+    for patch in patches:
+        frame[0, 14 * (patch // 6) + 3, 14 * (patch % 6) + 5, 1] = value
+    return frame
+
+
+@torch.inference_mode()
+def test_keeping_all_patches_is_the_same_function() -> None:
+    some, frames = keeping(36), torch.randint(0, 256, (3, 84, 84, 3), dtype=torch.uint8)
+    whole = ViT(GRID_6).eval()
+    whole.load_state_dict({name: value for name, value in some.state_dict().items() if name != "background"})
+    torch.testing.assert_close(some(frames), whole(frames))
+
+
+@torch.inference_mode()
+def test_it_keeps_what_differs_most_and_of_equals_the_first() -> None:
+    vit, frame = keeping(4), spotted(7, 35) + spotted(20, value=110) - 100
+    assert vit.least_like_background(vit.patches.cut(frame)).tolist() == [[7, 35, 20, 0]]
+    darker = spotted(30, value=0)  # as far from the background as 200 is
+    assert vit.least_like_background(vit.patches.cut(darker)).tolist() == [[30, 0, 1, 2]]
+
+
+@torch.inference_mode()
+def test_a_kept_patch_is_a_token_with_its_own_position() -> None:
+    vit, frame = keeping(2), spotted(7, 35)
+    tokens, positions = vit.embed(frame)
+    assert torch.equal(positions[0], vit.positions[0, [0, 1 + 7, 1 + 35]])
+    expected = vit.patches(vit.patches.cut(frame))[0, [7, 35]]
+    torch.testing.assert_close(tokens[0, 1:], expected)
+    assert torch.equal(tokens[0, :1], vit.cls_token[0])
+
+
+@torch.inference_mode()
+def test_a_frame_is_the_same_in_any_company_and_what_is_left_out_does_not_count() -> None:
+    vit, frames = keeping(2), torch.cat([spotted(7, 35), spotted(0), spotted(7, 35)])
+    frames[2, 80, 3, 0] = 101  # patch 30: less different than the other two
+    together = vit(frames)
+    torch.testing.assert_close(together[:1], vit(frames[:1]))
+    assert torch.equal(together[0], together[2])
+    assert not torch.allclose(together[0], together[1])
+
+
+def test_positions_of_patches_that_are_kept_learn() -> None:
+    vit = keeping(2)
+    vit(spotted(7, 35)).square().mul(torch.randn(16)).sum().backward()
+    assert vit.positions.grad is not None
+    learning = vit.positions.grad[0].abs().sum(-1).gt(0).nonzero().flatten().tolist()
+    assert learning == [0, 1 + 7, 1 + 35]
+
+
+def test_it_takes_whole_frames_only() -> None:
+    with pytest.raises(PlanningError, match="takes frames of 84 pixels, not of 42"):
+        keeping(2)(torch.zeros(1, 42, 42, 3, dtype=torch.uint8))

@@ -16,6 +16,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lewm import checkpoint
 from lewm.config import Config
+from lewm.data.stats import background
+from lewm.data.store import EpisodeStore
+from lewm.data.windows import split_episodes
 from lewm.errors import CheckpointError, DataError, TrainingError
 from lewm.model.vit import PatchEmbedding
 from lewm.model.world_model import LeWM
@@ -453,14 +456,14 @@ def coarse_first(debug_config: Config, tmp_path_factory: pytest.TempPathFactory)
 def test_the_first_steps_are_coarse_and_validation_never_is(
     debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coarse_steps: int
 ):
-    honest = PatchEmbedding.forward
+    honest = PatchEmbedding.cut
     sizes: dict[bool, list[int]] = {True: [], False: []}
 
     def spy(self: PatchEmbedding, pixels: torch.Tensor) -> torch.Tensor:
         sizes[torch.is_grad_enabled()].append(pixels.shape[1])
         return honest(self, pixels)
 
-    monkeypatch.setattr(PatchEmbedding, "forward", spy)
+    monkeypatch.setattr(PatchEmbedding, "cut", spy)
     train(with_training(debug_config, tmp_path, coarse_steps=coarse_steps))
     assert sizes[True] == [14 if step < coarse_steps else 28 for step in range(STEPS)]
     calibration, validation = debug_config.train.calibration_batches, debug_config.train.val_batches
@@ -499,3 +502,37 @@ def test_a_phases_step_is_gone_before_the_next_is_made(debug_config: Config, tmp
         subject.train_step()
         subject.step += 1
     assert alive == [0, 0]
+
+
+# -- patches that are left out --------------------------------------------------------------------------------
+
+
+def keeping(config: Config, count: int) -> Config:
+    encoder = replace(config.model.encoder, kept_patches=count)
+    return replace(config, model=replace(config.model, encoder=encoder))
+
+
+def test_a_run_that_leaves_out_background_continues_and_keeps_what_it_took_for_it(
+    debug_config: Config, undisturbed: Path, tmp_path: Path
+):
+    config = keeping(debug_config, 2)
+    result = train(with_training(config, tmp_path / "whole"))
+    with EpisodeStore(debug_config.data) as store:  # type: ignore[arg-type]
+        training, _ = split_episodes(store.num_episodes, config.loader.val_fraction, config.loader.split_seed)
+        assert (result.model.encoder.background.numpy() == background(store, training)).all()
+    assert result.model.encoder.background.float().std() > 0
+    assert train(with_training(config, tmp_path / "parts"), monitor=Terminate(5)).steps == 5
+    train(with_training(config, tmp_path / "parts"))
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    weights = [saved_tensors(run)["encoder.positions"] for run in (tmp_path / "whole", undisturbed)]
+    assert not torch.equal(*weights)
+    loaded = LeWM.from_pretrained(tmp_path / "whole", device="cpu")
+    frames = torch.randint(0, 256, (4, 28, 28, 3), dtype=torch.uint8)
+    with torch.inference_mode():
+        assert torch.equal(loaded.encode(frames), result.model.encode(frames))
+
+
+def test_a_run_continues_only_with_the_patches_it_began_with(debug_config: Config, tmp_path: Path):
+    train(with_training(keeping(debug_config, 2), tmp_path), monitor=Terminate(5))
+    with pytest.raises(TrainingError, match=r"kept_patches \(2 -> 3\)"):
+        train(with_training(keeping(debug_config, 3), tmp_path))

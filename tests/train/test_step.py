@@ -31,14 +31,19 @@ def deeper_without_dropout(config: Config) -> Config:
 CONFIG = deeper_without_dropout(preset("debug"))
 
 
-@pytest.fixture
-def model() -> LeWM:
+def new_model(kept_patches: int = 0) -> LeWM:
     torch.manual_seed(0)
-    model = LeWM(CONFIG.model, ActionStats((0.0, 0.0), (1.0, 1.0)))
+    encoder = replace(CONFIG.model.encoder, kept_patches=kept_patches)
+    model = LeWM(replace(CONFIG.model, encoder=encoder), ActionStats((0.0, 0.0), (1.0, 1.0)))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     return model
+
+
+@pytest.fixture
+def model() -> LeWM:
+    return new_model()
 
 
 @pytest.fixture
@@ -82,17 +87,19 @@ def test_the_average_follows_the_weights(model: LeWM, batch: Batch) -> None:
     assert not torch.equal(found["projector.1.running_mean"], model.state_dict()["projector.1.running_mean"])
 
 
-@pytest.mark.parametrize(("coarse_steps", "graphs"), [(0, 6), (2, 10)])
+@pytest.mark.parametrize(("coarse_steps", "kept_patches", "graphs"), [(0, 0, 6), (2, 0, 10), (0, 2, 5)])
 def test_compiled_parts_do_the_same_without_breaks_or_recompilation(
-    model: LeWM, batch: Batch, coarse_steps: int, graphs: int
+    batch: Batch, coarse_steps: int, kept_patches: int, graphs: int
 ) -> None:
     """Traced as on a GPU, but run by torch's own operators: generating code takes minutes on a CPU.
 
     A predictor's block and the characteristic function are compiled once. Of the encoder four parts are compiled, for
     each phase that the run has: what is before the blocks, the first, those between, and the last with what follows.
+    Without background the first is like those between: every frame has positions of its own.
     """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    model = new_model(kept_patches)
     other, sigreg = copy.deepcopy(model), make_sigreg(CONFIG)
     settings = replace(CONFIG.train, compile="on", coarse_steps=coarse_steps)
     plain_models = phase_models(other, settings)
