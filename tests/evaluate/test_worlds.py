@@ -234,7 +234,9 @@ def test_a_script_with_an_environment_of_its_own(tmp_path: Path):
     """Not run again by its workers, which know the environment that it registered; what they print goes to stderr."""
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "my_envs.py").write_text(MODULE)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "timeout": 60}
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n") == ["started", "11 11", ""]
     assert done.stderr.count("a simulator says hello") == 2
