@@ -1,0 +1,36 @@
+"""How many patches of a dataset's frames are not background: how large model.encoder.kept-patches has to be.
+
+    lewm collect pusht --episodes 24 --frame-stride 25 --out data/few.h5
+    python benchmarks/background.py --data data/few.h5 [--patch-size 14] [--threshold 1]
+
+A patch counts if its pixels differ from the background's by more than the threshold, in grey levels, on average.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from lewm.data.stats import background
+from lewm.data.store import EpisodeStore
+
+
+def main(data: Path, patch_size: int = 14, frames: int = 200, threshold: float = 1.0) -> None:
+    """Print the median, the 95th percentile and the largest number of patches over evenly spaced frames."""
+    with EpisodeStore(data) as store:
+        rows = store.frame_rows[np.linspace(0, store.num_frames - 1, min(frames, store.num_frames)).astype(int)]
+        empty = background(store, np.arange(store.num_episodes)).astype(np.int16)
+        difference = np.abs(store.read_frames(rows) - empty)
+    side = empty.shape[0] // patch_size
+    patches = difference.reshape(len(rows), side, patch_size, side, patch_size, 3).mean((2, 4, 5))
+    counts = (patches > threshold).sum((1, 2))
+    middle, most, largest = np.median(counts), np.percentile(counts, 95), counts.max()
+    print(
+        f"{data}: of {side * side} patches {middle:.0f} (median), {most:.0f} (95 %), {largest} (at most) of {len(rows)} frames"
+    )
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
