@@ -27,9 +27,8 @@ def main(data: Path, patch_size: int = 14, frames: int = 200, threshold: float =
     patches = difference.reshape(len(rows), side, patch_size, side, patch_size, 3).mean((2, 4, 5))
     counts = (patches > threshold).sum((1, 2))
     middle, most, largest = np.median(counts), np.percentile(counts, 95), counts.max()
-    print(
-        f"{data}: of {side * side} patches {middle:.0f} (median), {most:.0f} (95 %), {largest} (at most) of {len(rows)} frames"
-    )
+    print(f"{data}: {len(rows)} frames of {side * side} patches")
+    print(f"not background: {middle:.0f} (median), {most:.0f} (95th percentile), {largest} (at most)")
 
 
 if __name__ == "__main__":
