@@ -20,6 +20,8 @@ from lewm.data.store import EpisodeStore
 def main(data: Path, patch_size: int = 14, frames: int = 200, threshold: float = 1.0) -> None:
     """Print the median, the 95th percentile and the largest number of patches over evenly spaced frames."""
     with EpisodeStore(data) as store:
+        if store.resolution % patch_size:
+            raise SystemExit(f"Frames of {store.resolution} pixels cannot be cut into patches of {patch_size}.")
         rows = store.frame_rows[np.linspace(0, store.num_frames - 1, min(frames, store.num_frames)).astype(int)]
         empty = background(store, np.arange(store.num_episodes)).astype(np.int16)
         difference = np.abs(store.read_frames(rows) - empty)

@@ -60,6 +60,8 @@ def main(model: Path, env: str, episodes: int = 16, frames: int = 10) -> None:
     """Print a table with one row per object and distance."""
     if env not in OBJECTS:
         raise SystemExit(f"{env} has no objects to move. Known: {', '.join(OBJECTS)}.")
+    if episodes < 2:
+        raise SystemExit(f"It takes frames of different episodes to compare with: expected 2 or more, got {episodes}.")
     world_model = LeWM.from_pretrained(model)
     world = make_env(env, world_model.image_size)
     states = held_out_states(env, world, episodes, frames)

@@ -66,10 +66,12 @@ def evaluate(row: dict[str, Any], arguments: argparse.Namespace, out: Path) -> l
         rate = json.loads(results.read_text())["rates"][RATE]
         measured = {name: rate[name] for name in ("successes", "episodes", "rate", "interval_95")}
         rows.append({**row, "schedule": schedule, **measured})
-    return rows
+    return rows or [row]
 
 
 def describe(row: dict[str, Any]) -> str:
+    if "schedule" not in row:
+        return f"| {row['seed']} | {row['step']:,} | {row['seconds'] / 60:.2f} | – | not evaluated |"
     low, high = (100 * bound for bound in row["interval_95"])
     return (
         f"| {row['seed']} | {row['step']:,} | {row['seconds'] / 60:.2f} | {row['schedule']} | "

@@ -21,7 +21,7 @@ evaluate() {
 }
 
 # All of it: pipeline NAME [options of `lewm train`]. The array `tuned`, which a script may set: options of `lewm eval`
-# that were best on tuning pairs (docs/planning.md), measured beside the paper's CEM.
+# that were best on tuning pairs (docs/planning.md), measured beside the paper's CEM. By default Reacher's.
 tuned=(--solver icem --plan.noise-exponent 2)
 pipeline() {
     local name=$1 demos="" case manifest schedule planner options
