@@ -13,6 +13,7 @@ it.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import os
@@ -29,7 +30,7 @@ import peer
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from lewm.config import Config, EncoderConfig, ModelConfig, PredictorConfig, SigregConfig, preset
 from lewm.data.collect import collect
@@ -41,6 +42,7 @@ from lewm.train.trainer import Trainer, TrainingMonitor
 
 H200_BF16 = 989e12  # dense, per second
 WARM_UP = 10
+LOADER_STEPS = 20  # at most, of the public loader: a step may take a second
 OURS = "ours, data included"
 Row = tuple[str, dict[str, float]]  # its name and what was measured
 
@@ -131,7 +133,7 @@ class PublicStep:
 
 
 class HDF5Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Windows by slicing an HDF5 file, one at a time, as public loaders do; each worker opens the file for itself."""
+    """Windows by slicing an HDF5 file, one at a time, as the public loader does; each worker opens it for itself."""
 
     def __init__(self, path: Path, rows: np.ndarray) -> None:
         self.path, self.rows, self._file = path, rows, None
@@ -144,24 +146,36 @@ class HDF5Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             self._file = h5py.File(self.path)
         rows = self.rows[index]
         first, last, skip = int(rows[0, 0]), int(rows[-1, -1]) + 1, rows.shape[1]
-        pixels = self._file["pixels"][first:last:skip]
+        pixels = self._file["pixels"][first:last][::skip].copy()  # read whole, then thinned: also the public way
         actions = np.nan_to_num(self._file["action"][first:last]).reshape(len(rows), -1)
         return torch.from_numpy(pixels), torch.from_numpy(actions)
 
 
-def hdf5_batches(config: Config, workers: int, pinned: bool) -> Iterator[Any]:
+def hdf5_windows(config: Config) -> HDF5Windows:
+    """The training windows, in a file as the public writer makes it."""
     store = EpisodeStore(config.data)  # type: ignore[arg-type]
     train_ids, _ = split_episodes(store.num_episodes, config.loader.val_fraction, config.loader.split_seed)
     windows = Windows(store, None, train_ids, config.model.history, config.model.frame_skip)  # type: ignore[arg-type]
-    data = HDF5Windows(Path(config.data or ""), windows.rows(np.arange(len(windows))))
+    path = Path(config.data or "").with_name("public.h5")
+    if not path.exists():
+        with h5py.File(store.path) as ours, h5py.File(path, "w") as public:
+            # A chunk per frame, not compressed: what the public writer makes.
+            public.create_dataset("pixels", data=ours["pixels"], chunks=(1, *ours["pixels"].shape[1:]))
+            public.create_dataset("action", data=ours["action"])
+    return HDF5Windows(path, windows.rows(np.arange(len(windows))))
+
+
+def hdf5_batches(config: Config, workers: int, pinned: bool) -> Iterator[Any]:
     loader = DataLoader(
-        data,
+        hdf5_windows(config),
         config.train.batch_size,
         shuffle=True,
         drop_last=True,
         num_workers=workers,
         pin_memory=pinned,
         persistent_workers=workers > 0,
+        # Not forked from a process that has threads and a GPU: its locks would be copied as they happen to be.
+        multiprocessing_context="spawn" if workers else None,
     )
     while True:
         yield from loader
@@ -171,20 +185,29 @@ def hdf5_batches(config: Config, workers: int, pinned: bool) -> Iterator[Any]:
 
 
 def measure(step: Callable[[], Any], steps: int, device: torch.device) -> dict[str, float]:
-    """Milliseconds per step and peak memory, after a warm-up."""
+    """Milliseconds per step after a warm-up, and the most memory that was taken since it was last forgotten.
+
+    Taken from the device, not what tensors hold: a recorded step keeps its own, which no tensor shows.
+    """
     warm_up = WARM_UP if device.type == "cuda" else 2
     for _ in range(warm_up):
         step()
     synchronise(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     for _ in range(steps):
         step()
     synchronise(device)
     seconds = (time.perf_counter() - started) / steps
-    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan")
+    memory = torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else float("nan")
     return {"ms": 1000 * seconds, "gib": memory}
+
+
+def forget_memory(device: torch.device) -> None:
+    """Give back what nobody uses any more, and begin to measure anew."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def synchronise(device: torch.device) -> None:
@@ -236,6 +259,7 @@ def our_rows(config: Config, arguments: argparse.Namespace, device: torch.device
     coarse_steps = WARM_UP + arguments.steps
     coarse_first = replace(config, train=replace(config.train, coarse_steps=coarse_steps))
     for name, settings in ({OURS: coarse_first} | variants(config, arguments)).items():
+        forget_memory(device)
         started = time.perf_counter()
         trainer = prepare(replace(settings, out=config.out / name), "never", SINGLE, device, Notes())  # type: ignore[operator]
         trainer.state.model.train()
@@ -254,11 +278,15 @@ def our_rows(config: Config, arguments: argparse.Namespace, device: torch.device
 
 
 def public_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+    forget_memory(device)
     step = PublicStep(config, device)
-    batches = hdf5_batches(config, arguments.workers, device.type == "cuda")
-    yield "public, HDF5 loader", measure(lambda: step(*next(batches)), arguments.steps, device)
-    pixels, actions = (tensor.to(device) for tensor in next(batches))
+    windows = hdf5_windows(config)
+    batch = default_collate([windows[index] for index in range(config.train.batch_size)])
+    pixels, actions = (tensor.to(device) for tensor in batch)
     yield "public, batch on the device", measure(lambda: step(pixels, actions), arguments.steps, device)
+    batches = hdf5_batches(config, arguments.workers, device.type == "cuda")
+    steps = min(arguments.steps, LOADER_STEPS)
+    yield "public, HDF5 loader", measure(lambda: step(*next(batches)), steps, device)
 
 
 def parse() -> argparse.Namespace:

@@ -28,11 +28,11 @@ SHARES = {
 }  # of the free memory: half, as the run needs room too, unless asked for by name
 
 
-class DiskFrames:
-    """Frames read from the file whenever they are asked for. ``description`` says where they are, and why."""
+class _HostFrames:
+    """Batches that threads put together in the machine's memory, pinned if a GPU will fetch them from there."""
 
-    def __init__(self, store: EpisodeStore, threads: int, why: str, pinned: bool = False) -> None:
-        self.description = f"frames read from disk by {threads} threads ({why})"
+    def __init__(self, store: EpisodeStore, threads: int, pinned: bool, description: str) -> None:
+        self.description = description  # where the frames are, and why
         self._store, self._threads, self._pool = store, threads, ThreadPoolExecutor(threads)
         self._pinned, self._buffers = pinned, _Buffers()
 
@@ -42,35 +42,70 @@ class DiskFrames:
         # PyTorch keeps and reuses pinned memory by itself.
         frames = torch.empty(shape, dtype=torch.uint8, pin_memory=True) if self._pinned else self._buffers.take(shape)
         shares = (np.array_split(array, self._threads) for array in (rows.flatten(), frames.numpy()))
-        list(self._pool.map(self._store.read_frames, *shares))  # as a list: raises what a thread raised
+        list(self._pool.map(self._read, *shares))  # as a list: raises what a thread raised
         return frames.unflatten(0, rows.shape)
 
+    def _read(self, rows: Array, out: Array) -> None:
+        """Put the frames of rows int (N,) into out uint8 (N, R, R, 3)."""
+        raise NotImplementedError
 
-class MemoryFrames:
-    """All frames, decoded once into one tensor on ``device``."""
+
+class DiskFrames(_HostFrames):
+    """Frames read from the file whenever they are asked for."""
+
+    def __init__(self, store: EpisodeStore, threads: int, why: str, pinned: bool = False) -> None:
+        super().__init__(store, threads, pinned, f"frames read from disk by {threads} threads ({why})")
+
+    def _read(self, rows: Array, out: Array) -> None:
+        self._store.read_frames(rows, out)
+
+
+class RamFrames(_HostFrames):
+    """All frames, decoded once into the machine's memory."""
+
+    def __init__(self, store: EpisodeStore, threads: int, why: str, pinned: bool = False) -> None:
+        super().__init__(store, threads, pinned, f"decoded frames in cpu memory ({why})")
+        self._frames = _decode_all(store, threads, torch.device("cpu")).numpy()
+
+    def _read(self, rows: Array, out: Array) -> None:
+        # Clipping changes nothing, as all rows exist; but without it NumPy would copy everything twice.
+        np.take(self._frames, self._store.frames_at(rows), axis=0, out=out, mode="clip")
+
+
+class DeviceFrames:
+    """All frames, decoded once into the memory of ``device``."""
 
     def __init__(self, store: EpisodeStore, threads: int, device: torch.device, why: str) -> None:
         self.description = f"decoded frames in {device} memory ({why})"
         self._store = store
-        shape = (store.num_frames, store.resolution, store.resolution, 3)
-        self._frames = torch.empty(shape, dtype=torch.uint8, device=device)
-
-        def decode(start: int) -> None:
-            block, rows = self._frames[start : start + BLOCK_FRAMES], store.frame_rows[start : start + BLOCK_FRAMES]
-            if device.type == "cpu":
-                store.read_frames(rows, block.numpy())
-            else:
-                staged = torch.empty(block.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
-                store.read_frames(rows, staged.numpy())
-                block.copy_(staged)
-
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(decode, range(0, store.num_frames, BLOCK_FRAMES)))  # as a list: raises what a thread raised
+        self._frames = _decode_all(store, threads, device)
+        # Moved by eight bytes at a time where that goes: one by one, a GPU spends its time on addresses.
+        frame_bytes = store.resolution**2 * 3
+        self._moved_as = torch.int64 if frame_bytes % 8 == 0 else torch.uint8
 
     def gather(self, rows: Array) -> torch.Tensor:
         """Frames of rows int (B, T), uint8 (B, T, R, R, 3), on the device."""
         index = torch.from_numpy(self._store.frames_at(rows)).to(self._frames.device)
-        return self._frames.index_select(0, index.flatten()).unflatten(0, rows.shape)
+        frames = self._frames.flatten(1).view(self._moved_as).index_select(0, index.flatten())
+        return frames.view(torch.uint8).view(*rows.shape, *self._frames.shape[1:])
+
+
+def _decode_all(store: EpisodeStore, threads: int, device: torch.device) -> torch.Tensor:
+    """All frames of a dataset on ``device``, uint8 (N, R, R, 3)."""
+    frames = torch.empty((store.num_frames, store.resolution, store.resolution, 3), dtype=torch.uint8, device=device)
+
+    def decode(start: int) -> None:
+        block, rows = frames[start : start + BLOCK_FRAMES], store.frame_rows[start : start + BLOCK_FRAMES]
+        if device.type == "cpu":
+            store.read_frames(rows, block.numpy())
+        else:
+            staged = torch.empty(block.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+            store.read_frames(rows, staged.numpy())
+            block.copy_(staged)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(decode, range(0, store.num_frames, BLOCK_FRAMES)))  # as a list: raises what a thread raised
+    return frames
 
 
 class _Buffers:
@@ -90,7 +125,7 @@ class _Buffers:
         return torch.from_numpy(lent).view(shape)
 
 
-FrameSource = DiskFrames | MemoryFrames
+FrameSource = DiskFrames | RamFrames | DeviceFrames
 # auto: wherever half of what is free suffices; the others insist: on the device's or the machine's memory, on the
 # machine's, on the disk.
 Cache = Literal["auto", "memory", "ram", "disk"]
@@ -107,8 +142,10 @@ def open_frames(
     for place in map(torch.device, ("cpu",) if cache == "ram" else (device, "cpu")):
         budget = int(_free_bytes(place) * SHARES[cache])
         sizes = f"{needed / 2**20:.1f} MiB, the budget is {budget / 2**20:.1f} MiB"
+        if needed <= budget and place.type == "cpu":
+            return RamFrames(store, threads, sizes, pinned)
         if needed <= budget:
-            return MemoryFrames(store, threads, place, sizes)
+            return DeviceFrames(store, threads, place, sizes)
     if cache in ("memory", "ram"):
         raise DataError(f"{store.path} does not fit in memory: decoded it takes {sizes}. Use cache=disk, or less data.")
     return DiskFrames(store, threads, f"decoded they would take {sizes}", pinned)

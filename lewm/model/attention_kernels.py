@@ -27,7 +27,7 @@ try:
 except ImportError:
     triton = None
 
-PATCHES = (16, 64, 256)
+PATCHES = (16, 32, 64, 128, 256)
 HEAD_WIDTHS = (16, 32, 64, 128)
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -44,7 +44,7 @@ class Tiling:
 
 def choose_tilings(patches: int) -> tuple[Tiling, Tiling]:
     """The tilings of the forward and the backward kernel; the latter has all queries at once."""
-    if patches >= 256:
+    if patches >= 128:
         return Tiling(64, 64, 4, 3), Tiling(patches, 64, 8, 2)
     tile = min(patches, 64)
     return Tiling(tile, tile, 4, 2), Tiling(patches, tile, 4, 1)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from lewm.data.frames import DiskFrames, MemoryFrames, open_frames
-from lewm.data.store import EpisodeStore
+from lewm.data.frames import DeviceFrames, DiskFrames, RamFrames, open_frames
+from lewm.data.store import EpisodeStore, write_episodes
 from lewm.errors import DataError
 
 TinyStore = Callable[..., EpisodeStore]
@@ -28,8 +30,21 @@ def test_gathered_frames_are_those_of_the_rows(tiny_store: TinyStore, cache: str
     assert frames.gather(rows[:1, :1]).shape == (1, 1, 4, 4, 3), "fewer frames than threads"
 
 
-def test_a_batch_on_disk_keeps_its_memory_until_nobody_holds_it(tiny_store: TinyStore) -> None:
-    frames = open_frames(tiny_store([100]), "disk")
+@pytest.mark.parametrize("resolution", [4, 5])
+def test_frames_on_a_device_are_moved_whole(tmp_path: Path, resolution: int) -> None:
+    """48 bytes are moved as six numbers of eight, 75 bytes one by one."""
+    pixels = np.random.default_rng(0).integers(0, 256, (9, resolution, resolution, 3), np.uint8)
+    episode = {"pixels": pixels, "action": np.zeros((9, 2), np.float32)}
+    write_episodes(tmp_path / "data.h5", iter([episode]), {"environment": "lewm/Tiny-v0", "seed": 0})
+    with closing(EpisodeStore(tmp_path / "data.h5")) as store:
+        rows = np.array([[8, 0], [3, 3]])
+        gathered = DeviceFrames(store, 2, torch.device("cpu"), "").gather(rows)
+    assert np.array_equal(gathered.numpy(), pixels[rows])
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+def test_a_batch_keeps_its_memory_until_nobody_holds_it(tiny_store: TinyStore, cache: str) -> None:
+    frames = open_frames(tiny_store([100]), cache)
     rows = np.arange(30).reshape(5, 6)
     first = frames.gather(rows)
     part, place = first[2:4, 1], first.data_ptr()
@@ -50,16 +65,16 @@ def test_the_free_memory_decides(tiny_store: TinyStore, monkeypatch: pytest.Monk
 
     store, rows = tiny_store([10]), np.arange(10)[None]
     in_memory = open_frames(store)
-    assert isinstance(in_memory, MemoryFrames), "480 bytes fit on any machine"
+    assert isinstance(in_memory, RamFrames), "480 bytes fit on any machine"
     assert "decoded frames in cpu memory (0.0 MiB, the budget is" in in_memory.description
     free_for(20)
-    assert isinstance(open_frames(store, "auto"), MemoryFrames), "exactly half"
+    assert isinstance(open_frames(store, "auto"), RamFrames), "exactly half"
     free_for(15)
     on_disk = open_frames(store, "auto")
     assert isinstance(on_disk, DiskFrames), "more than half"
     assert "decoded they would take 0.0 MiB, the budget is 0.0 MiB" in on_disk.description
     assert torch.equal(in_memory.gather(rows), on_disk.gather(rows))
-    assert isinstance(open_frames(store, "memory"), MemoryFrames), "asked for by name, it fits"
+    assert isinstance(open_frames(store, "memory"), RamFrames), "asked for by name, it fits"
     free_for(10)
     with pytest.raises(DataError, match=r"does not fit in memory: .*cache=disk"):
         open_frames(store, "memory")

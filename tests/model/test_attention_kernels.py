@@ -37,7 +37,7 @@ def check(patches: int, tile: int, dtype: torch.dtype, tolerance: float, device:
 
 
 # patches, patches of a tile, type, tolerance. The interpreter cannot multiply bfloat16.
-INTERPRETED = ("16 16 float32 1e-5", "64 16 float32 1e-5", "64 32 float16 5e-3")
+INTERPRETED = ("16 16 float32 1e-5", "32 32 float32 1e-5", "64 16 float32 1e-5", "64 32 float16 5e-3")
 
 
 @pytest.mark.parametrize("case", INTERPRETED)
@@ -46,7 +46,7 @@ def test_interpreted(case: str, run_interpreted):
 
 
 @needs_cuda
-@pytest.mark.parametrize(("patches", "tile"), [(16, 16), (64, 64), (256, 64), (256, 128)])
+@pytest.mark.parametrize(("patches", "tile"), [(16, 16), (32, 32), (64, 64), (128, 64), (256, 64), (256, 128)])
 def test_compiled(patches: int, tile: int):
     check(patches, tile, torch.bfloat16, 3e-2, "cuda", width=64)
 
