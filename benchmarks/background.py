@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from lewm.data.stats import background
+from lewm.data.stats import background, changed_patches, spread_frames
 from lewm.data.store import EpisodeStore
 
 
@@ -22,14 +22,11 @@ def main(data: Path, patch_size: int = 14, frames: int = 200, threshold: float =
     with EpisodeStore(data) as store:
         if store.resolution % patch_size:
             raise SystemExit(f"Frames of {store.resolution} pixels cannot be cut into patches of {patch_size}.")
-        rows = store.frame_rows[np.linspace(0, store.num_frames - 1, min(frames, store.num_frames)).astype(int)]
-        empty = background(store, np.arange(store.num_episodes)).astype(np.int16)
-        difference = np.abs(store.read_frames(rows) - empty)
-    side = empty.shape[0] // patch_size
-    patches = difference.reshape(len(rows), side, patch_size, side, patch_size, 3).mean((2, 4, 5))
-    counts = (patches > threshold).sum((1, 2))
+        episodes = np.arange(store.num_episodes)
+        chosen, empty = spread_frames(store, episodes, frames), background(store, episodes)
+    counts = changed_patches(chosen, empty, patch_size, threshold)
     middle, most, largest = np.median(counts), np.percentile(counts, 95), counts.max()
-    print(f"{data}: {len(rows)} frames of {side * side} patches")
+    print(f"{data}: {len(chosen)} frames of {(empty.shape[0] // patch_size) ** 2} patches")
     print(f"not background: {middle:.0f} (median), {most:.0f} (95th percentile), {largest} (at most)")
 
 

@@ -202,9 +202,11 @@ class CollectConfig(_Checked):
     workers: int = 0  # Processes; 0: one per core. The content does not depend on it.
     frame_stride: int = 1  # Draw and keep every so-manieth frame only; training's frame_skip must be a multiple of it.
     demos: str | None = None  # Demonstrations to replay: an .npz file, or a LeRobot dataset (folder or hub name).
+    exploration: float = 0.0  # Up to this share of an episode's actions are not the expert's.
 
     def __post_init__(self) -> None:
         self._check_positive("episodes", "resolution", "frame_stride")
+        self._require(0 <= self.exploration < 1, "exploration", "in [0, 1)")
         self._require(self.workers >= 0, "workers", "at least 0")
 
 
@@ -343,11 +345,22 @@ def _full_size(env: str, action_dim: int) -> Config:
     )
 
 
+def _pusht() -> Config:
+    """Full size, without the background: what moves covers 22 of a frame's 256 patches at most."""
+    config = _full_size("lewm/PushT-v0", 2)
+    encoder = dataclasses.replace(config.model.encoder, kept_patches=32)
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, encoder=encoder),
+        train=dataclasses.replace(config.train, steps=20_000, coarse_steps=0),
+    )
+
+
 PRESETS: dict[str, Callable[[], Config]] = {
     "debug": _debug,
     "demo": _demo,
     "tworoom": partial(_full_size, "lewm/TwoRoom-v0", 2),
-    "pusht": partial(_full_size, "lewm/PushT-v0", 2),
+    "pusht": _pusht,
     "reacher": partial(_full_size, "lewm/Reacher-v0", 2),
     "cube": partial(_full_size, "lewm/Cube-v0", 5),
 }

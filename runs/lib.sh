@@ -5,7 +5,7 @@
 #   EPISODES, RESOLUTION      the dataset's size (10000 episodes of 224 px; a script may have fewer), DATA its file, made if there is none
 #   DEMOS                     demonstrations to replay, for Push-T
 #   PRESET, STEPS             the preset (by default of the environment's name) and its number of steps; 5000 or fewer
-#                             also need the argument --train.coarse-steps
+#                             also need the argument --train.coarse-steps, except for Push-T
 #   LAUNCH                    "torchrun --nproc-per-node 8 -m lewm" trains on eight GPUs
 #   RUN, OUT                  the run's folder and the exported model's (runs/NAME, pretrained/NAME)
 #   EVAL_EPISODES, EVAL_JOBS  pairs per evaluation (200); how many of the twelve evaluations run at a time (1)

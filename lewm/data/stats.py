@@ -29,9 +29,24 @@ def background(store: EpisodeStore, episodes: Array) -> Array:
 
     It is the median of frames that are evenly spaced over all of them: what moves is left out of it.
     """
+    return np.median(spread_frames(store, episodes, BACKGROUND_FRAMES), axis=0).astype(np.uint8)
+
+
+def spread_frames(store: EpisodeStore, episodes: Array, count: int) -> Array:
+    """Frames that are evenly spaced over these episodes, int (E,): uint8 (N, R, R, 3), N at most ``count``."""
     in_episodes = np.isin(np.repeat(np.arange(store.num_episodes), store.lengths), episodes)
     rows = store.frame_rows[in_episodes[store.frame_rows]]
     if len(rows) == 0:
         raise DataError(f"{store.path}: the episodes for training have no frames. Collect more of them.")
-    chosen = rows[np.linspace(0, len(rows) - 1, min(BACKGROUND_FRAMES, len(rows))).astype(np.int64)]
-    return np.median(store.read_frames(chosen), axis=0).astype(np.uint8)
+    return store.read_frames(rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(np.int64)])
+
+
+def changed_patches(frames: Array, empty: Array, patch_size: int, threshold: float = 1.0) -> Array:
+    """How many patches of each frame are not background: uint8 (N, R, R, 3), (R, R, 3) -> int (N,).
+
+    A patch counts if its pixels differ from the background's by more than ``threshold`` grey levels on average.
+    """
+    side = empty.shape[0] // patch_size
+    difference = np.abs(frames - empty.astype(np.int16))
+    patches = difference.reshape(len(frames), side, patch_size, side, patch_size, 3).mean((2, 4, 5))
+    return (patches > threshold).sum((1, 2))

@@ -20,7 +20,7 @@ from types import FrameType
 import torch
 
 from lewm.config import Config
-from lewm.data.stats import background
+from lewm.data.stats import BACKGROUND_FRAMES, background, changed_patches, spread_frames
 from lewm.data.windows import batch_indices
 from lewm.errors import TrainingError
 from lewm.model.world_model import LeWM
@@ -117,6 +117,8 @@ def prepare(
     data = processes.together(lambda: load_windows(config, dataset, device))
     newest = processes.from_first(processes.together(lambda: run.open(config, resume) if processes.is_first else None))
     _describe(data, monitor)
+    if config.model.encoder.kept_patches and processes.is_first:
+        _check_kept_patches(state.model, dataset, monitor)
     if compilation:
         compiling, waited = compilation.wait(), time.perf_counter() - started
         monitor.note(f"Compiled in {compiling:.0f} s while the data was read; {waited:.0f} s in all before the start.")
@@ -139,6 +141,19 @@ def _describe(data: TrainingData, monitor: TrainingMonitor) -> None:
     monitor.note(f"{len(data.training)} training windows; {data.cache}.")
     if data.training.skipped:
         monitor.note(f"{data.training.skipped} training episodes are shorter than a window and were left out.")
+
+
+def _check_kept_patches(model: LeWM, dataset: Dataset, monitor: TrainingMonitor) -> None:
+    """Say so if frames show more than the encoder will look at."""
+    encoder = model.config.encoder
+    frames = spread_frames(dataset.store, dataset.train_ids, BACKGROUND_FRAMES)
+    counts = changed_patches(frames, model.encoder.background.cpu().numpy(), encoder.patch_size)
+    crowded = int((counts > encoder.kept_patches).sum())
+    if crowded:
+        monitor.note(
+            f"{crowded} of {len(frames)} frames differ from the background in more patches (up to {counts.max()}) than "
+            f"the {encoder.kept_patches} that are looked at. Consider a larger model.encoder.kept-patches."
+        )
 
 
 def _initial_state(config: Config, dataset: Dataset, device: torch.device, processes: Processes) -> TrainingState:

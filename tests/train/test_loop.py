@@ -512,6 +512,16 @@ def keeping(config: Config, count: int) -> Config:
     return replace(config, model=replace(config.model, encoder=encoder))
 
 
+@pytest.mark.parametrize(("count", "enough"), [(1, False), (4, True)])
+def test_a_run_says_if_frames_show_more_than_is_looked_at(
+    debug_config: Config, tmp_path: Path, count: int, enough: bool
+) -> None:
+    notes = Notes()
+    train(with_training(keeping(debug_config, count), tmp_path / "run", steps=1), monitor=notes)
+    said = [note for note in notes.notes if "more patches (up to " in note and f"than the {count} that" in note]
+    assert bool(said) != enough
+
+
 def test_a_run_that_leaves_out_background_continues_and_keeps_what_it_took_for_it(
     debug_config: Config, undisturbed: Path, tmp_path: Path
 ):
