@@ -32,6 +32,7 @@ from lewm.data.demonstrations import (
 )
 from lewm.data.store import Attributes, EpisodeStore, merge_files, write_episodes
 from lewm.envs.base import Expert, WorldEnv
+from lewm.envs.exploration import WanderingExpert
 from lewm.envs.registry import EnvEntry, env_entry, env_names, make_env, make_expert, register_env
 from lewm.envs.workers import start_worker
 from lewm.errors import DataError, EnvError
@@ -40,7 +41,7 @@ from lewm.types import Array, Demonstration, ProgressCallback
 
 PART_EPISODES = 16  # few enough that a kill loses little work, many enough that opening parts costs nothing
 HELD_OUT_SEED = 20_260_101  # of the episodes that evaluation problems are cut from
-_EXPERT, _PHASE, _DEMONSTRATION = 1, 3, 4  # what an episode's random streams are for
+_EXPERT, _PHASE, _DEMONSTRATION, _EXPLORATION = 1, 3, 4, 5  # what an episode's random streams are for
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def collect(
     on_progress: ProgressCallback | None = None,
     frame_stride: int = 1,
     demos: str | None = None,
+    exploration: float = 0.0,
 ) -> CollectReport:
     """Make ``out`` a dataset of at least ``episodes`` expert episodes; only missing ones are generated.
 
@@ -82,15 +84,18 @@ def collect(
     ``workers`` processes share the work; 0: one per core. After an interrupt, what is complete is kept for the next
     call. ``on_progress`` counts episodes. ``frame_stride``: draw and keep only every so-manieth frame of an episode,
     beginning at a random one. ``demos``: replay these demonstrations (``load_demonstrations`` says from where).
+    ``exploration``: let the expert wander off for up to this share of an episode (``WanderingExpert``).
     """
     out, entry = Path(out), env_entry(env_name)
     for name, value in (("episodes", episodes), ("frame_stride", frame_stride)):
         if value < 1:
             raise DataError(f"{name} must be at least 1, got {value}.")
+    if not 0 <= exploration < 1:
+        raise DataError(f"exploration must be in [0, 1), got {exploration}.")
     if seed == HELD_OUT_SEED:
         raise DataError(f"Seed {seed} is held out: evaluation uses its episodes. Choose another seed.")
     located = _located_demonstrations(entry, demos)
-    collection = _Collection(entry, resolution, seed, f"{out}.parts", frame_stride, located)
+    collection = _Collection(entry, resolution, seed, f"{out}.parts", frame_stride, located, exploration)
     settings = collection.settings  # loads the demonstrations: bad ones shall leave no trace
     with _only_writer(out):
         existing = collection.episodes_in(out) if out.exists() else 0
@@ -138,11 +143,13 @@ def generate_episode(
     demonstrations: Sequence[Demonstration] | None = None,
     draw: bool = True,
     env: WorldEnv | None = None,
+    exploration: float = 0.0,
 ) -> dict[str, Array]:
     """Episode ``index`` of a collection: it ends at the goal or after the environment's ``episode_steps``.
 
     With demonstrations it is a replay of one of them, of a held-out one if ``seed`` is ``HELD_OUT_SEED``. ``env``: the
     environment to use, if there is one that observes states; what happened in it before makes no difference.
+    ``exploration``: the expert wanders off for up to this share of the time.
 
     Returns columns of L = steps + 1 rows: action float32 (L, action_dim), the last one NaN because none was taken
     there; state float64 and proprio float32, both (L, state_dim); success uint8 (L,). And pixels uint8 (F, R, R, 3) of
@@ -156,6 +163,8 @@ def generate_episode(
         if env is None:
             env = stack.enter_context(contextlib.closing(_make_env(env_name, resolution)))
         expert = make_expert(env_name, stream(seed, index, _EXPERT), demonstration)
+        if exploration:
+            expert = WanderingExpert(expert, stream(seed, index, _EXPLORATION), exploration)
         env.reset(seed=derive_seed(seed, index))
         start, goal = expert.begin(env.state, env.goal)
         env.reset(options={"state": start, "goal": goal})
@@ -201,6 +210,7 @@ class _Collection:
     folder: str
     frame_stride: int = 1
     demos: str | None = None
+    exploration: float = 0.0
 
     @functools.cached_property
     def demonstrations(self) -> list[Demonstration] | None:
@@ -213,7 +223,8 @@ class _Collection:
         generator = json.dumps({"episode_steps": self.entry.episode_steps, "expert": expert})
         demos = "" if self.demonstrations is None else demonstrations_digest(self.demonstrations)
         world = {"environment": self.entry.gym_id, "generator": generator, "demonstrations": demos}
-        return {**world, "resolution": self.resolution, "seed": self.seed, "frame_stride": self.frame_stride}
+        numbers = {"resolution": self.resolution, "seed": self.seed, "frame_stride": self.frame_stride}
+        return {**world, **numbers, "exploration": self.exploration}
 
     def path(self, part: range) -> Path:
         return Path(self.folder) / f"{part.start:08d}-{part.stop:08d}.h5"
@@ -233,15 +244,16 @@ class _Collection:
 
     def _episode(self, index: int) -> dict[str, Array]:
         try:
-            what = (self.entry.name, self.resolution, self.seed, index)
-            return generate_episode(*what, self.frame_stride, self.demonstrations, env=self.env)
+            what = (self.entry.name, self.resolution, self.seed, index, self.frame_stride, self.demonstrations)
+            return generate_episode(*what, env=self.env, exploration=self.exploration)
         except Exception as error:
             raise DataError(f"Episode {index} of {self.entry.name} (seed {self.seed}) failed: {error!r}") from error
 
     def episodes_in(self, path: Path) -> int:
         """How many a file has; one that was collected with other settings is refused."""
         with EpisodeStore(path) as store:
-            found_settings = {"demonstrations": "", "frame_stride": 1, **store.attributes}  # format 1 had neither
+            absent = {"demonstrations": "", "frame_stride": 1, "exploration": 0.0}  # in files of earlier versions
+            found_settings = {**absent, **store.attributes}
             for name, value in self.settings.items():
                 found = found_settings.get(name)
                 if found != value:

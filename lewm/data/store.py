@@ -51,7 +51,7 @@ NUMBERING = ("episode_idx", "step_idx", "frame_row", "ep_len", "ep_offset")
 NOT_PER_ROW = ("pixels", "frame_row", "ep_len", "ep_offset")
 
 Columns = Mapping[str, Array]
-Attributes = Mapping[str, str | int]
+Attributes = Mapping[str, str | int | float]
 
 
 class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):

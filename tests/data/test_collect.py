@@ -122,6 +122,17 @@ def test_with_a_frame_stride_only_frames_are_missing(tmp_path: Path, reference: 
         assert (np.diff(rows)[steps[1:] >= 5] == 5).all()
 
 
+def test_with_exploration_starts_are_the_same_and_actions_are_not(tmp_path: Path, reference: Path) -> None:
+    paths = [tmp_path / f"{workers}.h5" for workers in (1, 2)]
+    for workers, path in zip((1, 2), paths, strict=True):
+        collect("tworoom", path, EPISODES, RESOLUTION, 11, workers, exploration=0.9)
+    assert_same_content(*paths)
+    with EpisodeStore(paths[0]) as exploring, EpisodeStore(reference) as plain:
+        starts = [store.read_column("state")[store.offsets] for store in (exploring, plain)]
+        np.testing.assert_array_equal(*starts)
+        assert exploring.lengths.mean() > plain.lengths.mean(), "who wanders off arrives later"
+
+
 def test_the_report_counts_what_is_in_the_file(tmp_path: Path, reference: Path) -> None:
     out = tmp_path / "data.h5"
     shutil.copy(reference, out)
@@ -209,6 +220,8 @@ def test_other_settings_are_refused_and_named(tmp_path: Path, reference: Path) -
         collect("tworoom", out, EPISODES, resolution=28, seed=11, workers=1)
     with pytest.raises(DataError, match="frame_stride is 1 there, but 5 was asked for"):
         collect("tworoom", out, EPISODES, RESOLUTION, seed=11, workers=1, frame_stride=5)
+    with pytest.raises(DataError, match=r"exploration is 0\.0 there, but 0\.5 was asked for"):
+        collect("tworoom", out, EPISODES, RESOLUTION, seed=11, workers=1, exploration=0.5)
     assert out.read_bytes() == reference.read_bytes()
 
 
@@ -315,6 +328,8 @@ def test_bad_requests_create_nothing(tmp_path: Path) -> None:
         collect("tworoom", tmp_path / "folder" / "data.h5", 0)
     with pytest.raises(DataError, match="frame_stride must be at least 1, got 0"):
         collect("tworoom", tmp_path / "folder" / "data.h5", 5, frame_stride=0)
+    with pytest.raises(DataError, match=r"exploration must be in \[0, 1\), got 1"):
+        collect("tworoom", tmp_path / "folder" / "data.h5", 5, exploration=1)
     with pytest.raises(EnvError, match="tworoom has no expert that replays"):
         collect("tworoom", tmp_path / "folder" / "data.h5", 5, demos="demos.npz")
     with pytest.raises(DataError, match="held out"):
