@@ -89,15 +89,12 @@ def test_a_recorded_run_of_both_phases_is_the_plain_one(
 def test_a_recorded_run_without_background_is_the_plain_one(
     debug_config: Config, tmp_path: Path, compiling: str, tolerance: float
 ) -> None:
-    """At first as closely as with all patches; compiled code then drifts away faster (1.7e-3 at the last loss)."""
     model = debug_config.model
     encoder, predictor = replace(model.encoder, kept_patches=2), replace(model.predictor, dropout=0.0)
     config = replace(debug_config, model=replace(model, encoder=encoder, predictor=predictor))
     train(on_gpu(config, tmp_path / "plain", precision="float32"))
     train(on_gpu(config, tmp_path / "fast", precision="float32", cuda_graph=True, compile=compiling))
-    fast, plain = losses(tmp_path / "fast"), losses(tmp_path / "plain")
-    assert fast[:8] == pytest.approx(plain[:8], rel=tolerance)
-    assert fast == pytest.approx(plain, rel=5 * tolerance)
+    assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
 
 
 @pytest.mark.parametrize("changes", [{"cuda_graph": True}, {"cuda_graph": True, "compile": "on", "ema": 0.9}])
