@@ -301,7 +301,7 @@ class Config(_Checked):
             raise ConfigError(
                 f"train.coarse_steps must be 0 when model.encoder.kept_patches ({encoder.kept_patches}) leaves patches "
                 f"out, got {coarse_steps}. Both save the same work: a quarter of the patches costs as much as half the "
-                "resolution."
+                "resolution. Set one of the two to 0."
             )
 
 

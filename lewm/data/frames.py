@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -28,7 +29,7 @@ SHARES = {
 }  # of the free memory: half, as the run needs room too, unless asked for by name
 
 
-class _HostFrames:
+class _HostFrames(ABC):
     """Batches that threads put together in the machine's memory, pinned if a GPU will fetch them from there."""
 
     def __init__(self, store: EpisodeStore, threads: int, pinned: bool, description: str) -> None:
@@ -45,9 +46,9 @@ class _HostFrames:
         list(self._pool.map(self._read, *shares))  # as a list: raises what a thread raised
         return frames.unflatten(0, rows.shape)
 
+    @abstractmethod
     def _read(self, rows: Array, out: Array) -> None:
         """Put the frames of rows int (N,) into out uint8 (N, R, R, 3)."""
-        raise NotImplementedError
 
 
 class DiskFrames(_HostFrames):
