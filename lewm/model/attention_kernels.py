@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lewm.model.kernels import is_hopper, jit, product_precision
+from lewm.model.kernels import column_sums, is_hopper, jit, product_precision
 
 try:
     import triton
@@ -130,7 +130,7 @@ def backward(
     d_qkv, sums = torch.empty_like(qkv), qkv.new_empty(n, w, dtype=torch.float32)
     constants = _constants(qkv, heads, tiling or choose_tilings(p - 1)[1])
     _backward_kernel[(n * heads,)](grad, qkv, out, log_sums, d_qkv, sums, SCALE=constants["E"] ** -0.5, **constants)
-    return d_qkv, sums.sum(0)
+    return d_qkv, column_sums(sums)
 
 
 def _constants(qkv: torch.Tensor, heads: int, tiling: Tiling) -> dict[str, Any]:

@@ -25,6 +25,14 @@ def product_precision(x: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
+def column_sums(x_RC: torch.Tensor) -> torch.Tensor:
+    """(R, C) -> (C,): what many programs of a kernel contribute each, added up.
+
+    As a product with ones: CUDA's sum over the rows of a few thousand takes several times as long.
+    """
+    return torch.mv(x_RC.t(), x_RC.new_ones(len(x_RC)))
+
+
 def jit(function: Callable[..., Any], varying: Sequence[str] = ()) -> Any:
     """``triton.jit`` where there is Triton. varying: arguments whose values must not make it compile a kernel anew."""
     return function if triton is None else triton.jit(function, do_not_specialize=list(varying))

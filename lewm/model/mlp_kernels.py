@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lewm.model.kernels import is_hopper, jit, product_precision
+from lewm.model.kernels import column_sums, is_hopper, jit, product_precision
 
 try:
     import triton
@@ -289,7 +289,7 @@ def _mlp_backward(dy: Tensor, h: Tensor, w1: Tensor, w2: Tensor) -> tuple[Tensor
     dy, h, w1, w2 = (t.contiguous() for t in (dy, h, w1, w2))
     arguments = _arguments(width, hidden, tiling) | {"PART": tiling.part}
     backward_kernel[(tiles,)](dy, h, w1, w2, dx, dh, a, db1, db2, rows, **arguments)
-    return dx, dh, a, db1.sum(0), db2.sum(0)
+    return dx, dh, a, column_sums(db1), column_sums(db2)
 
 
 @_mlp_backward.register_fake

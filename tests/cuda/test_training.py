@@ -85,16 +85,25 @@ def test_a_recorded_run_of_both_phases_is_the_plain_one(
     assert losses(tmp_path / "fine") != pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
 
 
-@pytest.mark.parametrize(("compiling", "tolerance"), [("off", 1e-4), ("on", 1e-3)])
+@pytest.mark.parametrize("compiling", ["off", "on"])
 def test_a_recorded_run_without_background_is_the_plain_one(
-    debug_config: Config, tmp_path: Path, compiling: str, tolerance: float
+    debug_config: Config, tmp_path: Path, compiling: str
 ) -> None:
-    model = debug_config.model
-    encoder, predictor = replace(model.encoder, kept_patches=2), replace(model.predictor, dropout=0.0)
-    config = replace(debug_config, model=replace(model, encoder=encoder, predictor=predictor))
-    train(on_gpu(config, tmp_path / "plain", precision="float32"))
-    train(on_gpu(config, tmp_path / "fast", precision="float32", cuda_graph=True, compile=compiling))
-    assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
+    """At a tenth of the other tests' learning rate: Adam's first steps have the size of the rate wherever a gradient is
+    nothing but rounding, and two patches hardly vary. At 3e-3 plain runs whose first weights differ by 1e-7 are 2e-3
+    apart after ten steps, at 3e-4 they stay within 6e-5."""
+    model, settings = debug_config.model, {"precision": "float32", "lr": 3e-4}
+    predictor = replace(model.predictor, dropout=0.0)
+
+    def run(name: str, kept: int, **changes: Any) -> list[float]:
+        encoder = replace(model.encoder, kept_patches=kept)
+        config = replace(debug_config, model=replace(model, encoder=encoder, predictor=predictor))
+        train(on_gpu(config, tmp_path / name, **settings, **changes))
+        return losses(tmp_path / name)
+
+    plain = pytest.approx(run("plain", 2), rel=2e-4)
+    assert run("fast", 2, cuda_graph=True, compile=compiling) == plain
+    assert run("other", 1) != plain
 
 
 @pytest.mark.parametrize("changes", [{"cuda_graph": True}, {"cuda_graph": True, "compile": "on", "ema": 0.9}])
