@@ -85,6 +85,8 @@ class Compilation:
         self._thread.join()
         if self._error is not None:
             raise self._error
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # steps run on other streams, which could not use what compiling has taken
         return self._seconds
 
 

@@ -188,6 +188,7 @@ class RecordedStep:
     def _record(self, batch: Batch, directions_DM: torch.Tensor) -> None:
         self._quiet()
         gc.collect()  # an older graph that is freed while this one is recorded would spoil it
+        torch.cuda.empty_cache()  # a recording takes memory of its own: what the plain steps needed goes back first
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
