@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 import tyro
 
-from lewm.config import PlanConfig
+from lewm.config import SCHEDULES, PlanConfig, SolverName
 from lewm.evaluate.manifest import load_manifest
 from lewm.evaluate.policies import PlanningPolicy
 from lewm.evaluate.runner import run_episodes
@@ -28,11 +28,8 @@ from lewm.types import EpisodeSpec
 BUDGET = 50
 SEED = 0
 SCHEDULE_CEM = PlanConfig(samples=128, elites=16, iterations=10)
-SolverName = Literal["cem", "icem", "mppi", "sgd", "rmsprop", "adam"]
 SAMPLING: tuple[SolverName, ...] = ("cem", "icem", "mppi")
 GRADIENT: tuple[SolverName, ...] = ("sgd", "rmsprop", "adam")
-Schedule = Literal["whole", "receding", "shrinking", "soonest"]
-SCHEDULES: tuple[Schedule, ...] = ("whole", "receding", "shrinking", "soonest")
 
 
 @dataclass(frozen=True)

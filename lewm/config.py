@@ -19,6 +19,8 @@ from lewm.errors import ConfigError, unknown_name
 
 T = TypeVar("T")
 SolverName = Literal["cem", "icem", "mppi", "sgd", "rmsprop", "adam"]
+ScheduleName = Literal["whole", "receding", "shrinking", "soonest"]
+SCHEDULES: tuple[ScheduleName, ...] = typing.get_args(ScheduleName)
 
 
 class _Checked:
@@ -228,7 +230,7 @@ class PlanConfig(_Checked):
     lr: float = 0.3  # Gradient solvers: size of the first steps, in z-scored actions; falls to 0 in the last.
     objective: Literal["terminal", "summed", "nearest"] = "terminal"  # Which imagined distance counts.
     effort: float = 0.0  # Weight of the actions' mean square, added to the distance.
-    schedule: Literal["whole", "receding", "shrinking", "soonest"] = "whole"  # When to replan, and how far to look.
+    schedule: ScheduleName = "whole"  # When to replan, and how far to look.
     execute: int | None = None  # Blocks executed before replanning; None: whole plans with "whole", else 1.
     warm_start: bool = False  # Begin each search from the rest of the previous plan.
     action_limit: float | None = None  # Bound on the size of raw actions; None: none, as in the paper.

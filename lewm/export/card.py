@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lewm import checkpoint
-from lewm.config import Config, PlanConfig, from_dict
+from lewm.config import SCHEDULES, Config, PlanConfig, from_dict
 from lewm.errors import DataError
 from lewm.evaluate.stats import Rate
 from lewm.export.commands import collect_command, eval_command, train_command
@@ -59,6 +59,7 @@ class Evaluated:
 def model_card(name: str, description: dict[str, Any], model: LeWM, evaluations: Sequence[Evaluated]) -> str:
     """The Markdown of a card. description: what the model's config.json says."""
     run = from_dict(Config, description["run"])
+    evaluations = sorted(evaluations, key=_place_in_table)
     sections = [
         "---\nlibrary_name: lewm\nlicense: mit\ntags: [world-model, planning]\n---",
         _introduction(name, description, model),
@@ -100,12 +101,21 @@ def _success(evaluations: Sequence[Evaluated]) -> str:
     return f"{explained}\n\n{_table([header, *rows])}\n\nEvaluated on {where}."
 
 
+def _place_in_table(evaluation: Evaluated) -> tuple[str, str, int]:
+    """Schedules of one planner stand together, where they can be compared."""
+    plan = evaluation.config.plan
+    return _manifest(evaluation), _planner(plan), SCHEDULES.index(plan.schedule)
+
+
+def _manifest(evaluation: Evaluated) -> str:
+    return Path(evaluation.config.eval.manifest or "paper").name
+
+
 def _success_row(evaluation: Evaluated) -> list[str]:
-    plan, settings = evaluation.config.plan, evaluation.config.eval
+    plan = evaluation.config.plan
     rates, solved = (str(evaluation.rates[name]) for name in RATES), evaluation.rates[SOLVED_AT_START]
     already = f"{solved.successes}/{solved.total}"
-    manifest = Path(settings.manifest or "paper").name
-    return [manifest, plan.schedule, *rates, already, _planner(plan), f"{evaluation.seconds_per_plan:.2g}"]
+    return [_manifest(evaluation), plan.schedule, *rates, already, _planner(plan), f"{evaluation.seconds_per_plan:.2g}"]
 
 
 def _planner(plan: PlanConfig) -> str:
