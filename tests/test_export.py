@@ -260,10 +260,12 @@ def test_the_command_of_an_evaluation_repeats_it() -> None:
 
 def test_the_command_of_a_collection_repeats_it() -> None:
     facts = {"environment": "lewm/PushT-v0", "episodes": 20, "resolution": 28, "frame_stride": 5, "seed": 1}
-    _, verb, *options = shlex.split(collect_command({**facts, "demonstrations": "abc"}, Path("data/p.h5")))
+    asked = {**facts, "demonstrations": "abc", "exploration": 0.8}
+    _, verb, *options = shlex.split(collect_command(asked, Path("data/p.h5")))
     args = cli._parse(cli.CollectArgs, options, verb)
     assert (args.env, args.episodes, args.resolution, args.frame_stride, args.seed) == ("pusht", 20, 28, 5, 1)
-    assert (args.demos, args.out) == ("DEMOS", Path("data/p.h5"))
+    assert (args.demos, args.out, args.exploration) == ("DEMOS", Path("data/p.h5"), 0.8)
+    assert "--exploration" not in collect_command({**facts, "demonstrations": "", "exploration": 0.0}, None)
 
 
 # -- names --------------------------------------------------------------------------------------------------------

@@ -136,6 +136,7 @@ def _data_rows(data: dict[str, Any] | None) -> list[list[str]]:
     if data is None:
         return [["", ""], ["dataset", "not recorded: it was not there when the model was exported"]]
     strided = f", of one step in {data['frame_stride']}" if data["frame_stride"] > 1 else ""
+    exploration = data.get("exploration")
     rows = {
         "environment": data["environment"],
         "episodes": f"{data['episodes']:,}, of {data['steps']:,} steps in all",
@@ -143,6 +144,7 @@ def _data_rows(data: dict[str, Any] | None) -> list[list[str]]:
         "seed": data["seed"],
         "generator": f"`{data['generator']}`" if data["generator"] else None,
         "demonstrations": f"SHA-256 `{data['demonstrations']}`" if data["demonstrations"] else None,
+        "exploration": f"up to {100 * exploration:g} % of an episode's actions" if exploration else None,
     }
     return [["", ""], *([name, str(value)] for name, value in rows.items() if value is not None)]
 

@@ -75,7 +75,7 @@ def _data_facts(run: Config) -> dict[str, Any] | None:
     if run.data is None or not run.data.is_file():
         return None
     with EpisodeStore(run.data) as store:
-        recorded = {name: store.attributes.get(name) for name in ("seed", "demonstrations", "generator")}
+        recorded = {name: store.attributes.get(name) for name in ("seed", "demonstrations", "generator", "exploration")}
         counts = {"episodes": store.num_episodes, "steps": store.num_rows, "frames": store.num_frames}
         sizes = {"resolution": store.resolution, "frame_stride": store.frame_stride}
         return {"environment": store.environment, **counts, **sizes, **recorded}
