@@ -347,15 +347,25 @@ def _full_size(env: str, action_dim: int) -> Config:
     )
 
 
-def _pusht() -> Config:
-    """Full size, without the background: what moves covers 22 of a frame's 256 patches at most."""
-    config = _full_size("lewm/PushT-v0", 2)
-    encoder = dataclasses.replace(config.model.encoder, kept_patches=32)
+def _without_background(config: Config, kept_patches: int, steps: int) -> Config:
+    """A full-size recipe at full resolution throughout, for the patches in which anything moves."""
+    encoder = dataclasses.replace(config.model.encoder, kept_patches=kept_patches)
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, encoder=encoder),
-        train=dataclasses.replace(config.train, steps=20_000, coarse_steps=0),
+        train=dataclasses.replace(config.train, steps=steps, coarse_steps=0),
     )
+
+
+def _pusht() -> Config:
+    """What moves covers 22 of a frame's 256 patches at most."""
+    return _without_background(_full_size("lewm/PushT-v0", 2), kept_patches=32, steps=20_000)
+
+
+def _cube() -> Config:
+    """For data of experts that wander off (docs/cube.md). With the released lambda the cube is hardly seen."""
+    config = _without_background(_full_size("lewm/Cube-v0", 5), kept_patches=64, steps=35_000)
+    return dataclasses.replace(config, sigreg=dataclasses.replace(config.sigreg, weight=1.0))
 
 
 PRESETS: dict[str, Callable[[], Config]] = {
@@ -364,7 +374,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "tworoom": partial(_full_size, "lewm/TwoRoom-v0", 2),
     "pusht": _pusht,
     "reacher": partial(_full_size, "lewm/Reacher-v0", 2),
-    "cube": partial(_full_size, "lewm/Cube-v0", 5),
+    "cube": _cube,
 }
 
 

@@ -4,8 +4,9 @@
 # Set in the environment, if wanted:
 #   EPISODES, RESOLUTION      the dataset's size (10000 episodes of 224 px; a script may have fewer), DATA its file, made if there is none
 #   DEMOS                     demonstrations to replay, for Push-T
-#   PRESET, STEPS             the preset (by default of the environment's name) and its number of steps; 5000 or fewer
-#                             also need the argument --train.coarse-steps, except for Push-T
+#   EXPLORATION               up to this share of an episode's actions are not the expert's (0; 0.8 for Cube)
+#   PRESET, STEPS             the preset (by default of the environment's name) and its number of steps; for TwoRoom
+#                             and Reacher 5000 or fewer also need the argument --train.coarse-steps
 #   LAUNCH                    "torchrun --nproc-per-node 8 -m lewm" trains on eight GPUs
 #   RUN, OUT                  the run's folder and the exported model's (runs/NAME, pretrained/NAME)
 #   EVAL_EPISODES, EVAL_JOBS  pairs per evaluation (200); how many of the twelve evaluations run at a time (1)
@@ -31,7 +32,7 @@ pipeline() {
     if [[ ! -e $data ]]; then
         [[ $name != pusht ]] || demos=${DEMOS:?is not set: name the demonstrations, an .npz file or a LeRobot dataset}
         lewm collect "$name" --episodes "${EPISODES:-10000}" --resolution "${RESOLUTION:-224}" --frame-stride 5 \
-            ${demos:+--demos "$demos"} --out "$data"
+            ${demos:+--demos "$demos"} --exploration "${EXPLORATION:-0}" --out "$data"
     fi
     ${LAUNCH:-lewm} train "${PRESET:-$name}" --env "$name" --data "$data" --out "$run" \
         ${STEPS:+--train.steps "$STEPS"} "$@"
