@@ -9,15 +9,17 @@ from lewm.checkpoint import pretrained_models
 from lewm.data.collect import HELD_OUT_SEED, generate_episode
 from lewm.model.world_model import LeWM
 
-NAMES = ("reacher", "tworoom")
+# How much of a frame's change is left unpredicted at most. Push-T's model knows replays of demonstrations; what moves
+# there without any is a scripted pusher, which it has never seen.
+UNFORESEEN = {"pusht": 0.2, "reacher": 0.1, "tworoom": 0.1}
 FRAMES = 12
 
 
 def test_every_model_is_here():
-    assert sorted(pretrained_models()) == sorted(NAMES)
+    assert sorted(pretrained_models()) == sorted(UNFORESEEN)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UNFORESEEN)
 @torch.inference_mode()
 def test_a_model_foresees_what_its_world_does(name: str):
     """The prediction from three frames is far nearer to the next one than the last of them is."""
@@ -33,4 +35,4 @@ def test_a_model_foresees_what_its_world_does(name: str):
     blocks_BTA = blocks_TA.unfold(0, model.history + 1, 1).mT
     predicted_BD = model.predict(z_BTD[:, :-1], blocks_BTA[:, :-1])[:, -1]
     error, change = ((z_BD - z_BTD[:, -1]).square().mean() for z_BD in (predicted_BD, z_BTD[:, -2]))
-    assert error < 0.1 * change
+    assert error < UNFORESEEN[name] * change
