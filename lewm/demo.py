@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lewm import checkpoint
-from lewm.config import CollectConfig, Config, to_dict
+from lewm.config import CollectConfig, Config, from_dict
 from lewm.data.collect import collect
 from lewm.errors import ConfigError
 from lewm.evaluate.report import write_report
@@ -69,7 +69,8 @@ def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
     if not (out / EVALUATION).is_file() or not (out / REPORT).is_file():
         return None
     document = checkpoint.read_json(out / EVALUATION)
-    if document["config"] != to_dict(config):
+    # Not compared as it stands in the file: a setting that did not exist yet had the value that is now the default.
+    if from_dict(Config, document["config"]) != config:
         raise ConfigError(f"{out} holds a demo with other settings. Start over with `lewm demo --fresh`.")
     return {name: Rate(rate["successes"], rate["episodes"]) for name, rate in document["rates"].items()}
 

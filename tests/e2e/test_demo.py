@@ -68,6 +68,17 @@ def test_a_second_call_reuses_everything(finished: tuple[Path, dict[str, Rate]])
     assert state_of(out, *REUSED) == before
 
 
+def test_a_demo_of_an_earlier_version_is_reused(finished: tuple[Path, dict[str, Rate]]):
+    """Its files do not have the settings that came later, which had today's defaults without a name."""
+    out, rates = finished
+    now = (out / "evaluation.json").read_text()
+    document = json.loads(now)
+    del document["config"]["collect"]["exploration"]
+    (out / "evaluation.json").write_text(json.dumps(document))
+    assert demo(out)[0] == rates
+    (out / "evaluation.json").write_text(now)
+
+
 def test_a_missing_part_is_made_again(finished: tuple[Path, dict[str, Rate]]):
     out, rates = finished
     before = state_of(out, "dataset.h5", "training/checkpoints")
