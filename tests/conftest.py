@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from lewm.train.loop import train
 
 # The tensors are small and the tests run in parallel processes: more threads would only get in each other's way.
 torch.set_num_threads(1)
+# A shell that starts the tests in the background has them ignore Ctrl-C, and every process that they start as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

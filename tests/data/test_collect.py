@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +157,28 @@ def wait_for_a_part(process: subprocess.Popen, parts: Path) -> None:
         time.sleep(0.005)
 
 
-def start_collecting(out: Path, workers: int) -> subprocess.Popen:
-    settings = {"episodes": 100_000, "resolution": RESOLUTION, "seed": 11, "workers": workers, "out": out}
-    options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "lewm", "collect", "tworoom", *options]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+@pytest.fixture
+def start_collecting() -> Iterator[Callable[[Path, int], subprocess.Popen]]:
+    """Starts a collection, with so many workers, that does not end by itself for hours; after a test it is killed."""
+    started: list[subprocess.Popen] = []
+
+    def start(out: Path, workers: int) -> subprocess.Popen:
+        settings = {"episodes": 100_000, "resolution": RESOLUTION, "seed": 11, "workers": workers, "out": out}
+        options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "lewm", "collect", "tworoom", *options]
+        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_collection_is_continued_and_nothing_is_lost(tmp_path: Path, reference: Path, workers: int) -> None:
+def test_a_killed_collection_is_continued_and_nothing_is_lost(
+    tmp_path: Path, reference: Path, workers: int, start_collecting: Callable[[Path, int], subprocess.Popen]
+) -> None:
     out, parts = tmp_path / "data.h5", tmp_path / "data.h5.parts"
     process = start_collecting(out, workers)
     wait_for_a_part(process, parts)
@@ -181,9 +195,11 @@ def test_a_killed_collection_is_continued_and_nothing_is_lost(tmp_path: Path, re
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_collection_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_stops_collection_cleanly(
+    tmp_path: Path, number: signal.Signals, start_collecting: Callable[[Path, int], subprocess.Popen]
+) -> None:
     out, parts = tmp_path / "data.h5", tmp_path / "data.h5.parts"
-    process = start_collecting(out, workers=2)
+    process = start_collecting(out, 2)
     wait_for_a_part(process, parts)
     process.send_signal(number)
     _, errors = process.communicate(timeout=20)
@@ -198,8 +214,10 @@ def test_a_signal_stops_collection_cleanly(tmp_path: Path, number: signal.Signal
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="lists processes")
-def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    process = start_collecting(tmp_path / "data.h5", workers=2)
+def test_workers_do_not_outlive_a_killed_parent(
+    tmp_path: Path, start_collecting: Callable[[Path, int], subprocess.Popen]
+) -> None:
+    process = start_collecting(tmp_path / "data.h5", 2)
     wait_for_a_part(process, tmp_path / "data.h5.parts")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) >= 2
