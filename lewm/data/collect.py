@@ -97,6 +97,8 @@ def collect(
     located = _located_demonstrations(entry, demos)
     collection = _Collection(entry, resolution, seed, f"{out}.parts", frame_stride, located, exploration)
     settings = collection.settings  # loads the demonstrations: bad ones shall leave no trace
+    # Nor shall a simulator that is not installed.
+    make_expert(entry.name, stream(seed), next(iter(collection.demonstrations or ()), None))
     with _only_writer(out):
         existing = collection.episodes_in(out) if out.exists() else 0
         cuts = range(existing // PART_EPISODES * PART_EPISODES, episodes, PART_EPISODES)

@@ -229,6 +229,13 @@ def test_workers_do_not_outlive_a_killed_parent(
         time.sleep(0.02)
 
 
+def test_a_simulator_that_is_not_installed_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lewm.envs.reacher_expert", None)  # as if its imports failed
+    with pytest.raises(EnvError, match=r"^Environment 'reacher' needs the package .*lewm\[mujoco\]"):
+        collect("reacher", tmp_path / "data.h5", 2, RESOLUTION, workers=1)
+    assert names_in(tmp_path) == []
+
+
 def test_other_settings_are_refused_and_named(tmp_path: Path, reference: Path) -> None:
     out = tmp_path / "data.h5"
     shutil.copy(reference, out)
