@@ -205,10 +205,12 @@ class CollectConfig(_Checked):
     frame_stride: int = 1  # Draw and keep every so-manieth frame only; training's frame_skip must be a multiple of it.
     demos: str | None = None  # Demonstrations to replay: an .npz file, or a LeRobot dataset (folder or hub name).
     exploration: float = 0.0  # Up to this share of an episode's actions are not the expert's.
+    mistakes: float = 0.0  # For up to this share the expert takes its object to be elsewhere (cube).
 
     def __post_init__(self) -> None:
         self._check_positive("episodes", "resolution", "frame_stride")
-        self._require(0 <= self.exploration < 1, "exploration", "in [0, 1)")
+        for name in ("exploration", "mistakes"):
+            self._require(0 <= getattr(self, name) < 1, name, "in [0, 1)")
         self._require(self.workers >= 0, "workers", "at least 0")
 
 
@@ -364,8 +366,8 @@ def _pusht() -> Config:
 
 def _cube() -> Config:
     """For data of experts that wander off (docs/cube.md). With the released lambda the cube is hardly seen."""
-    config = _without_background(_full_size("lewm/Cube-v0", 5), kept_patches=64, steps=35_000)
-    return dataclasses.replace(config, sigreg=dataclasses.replace(config.sigreg, weight=1.0))
+    config = _without_background(_full_size("lewm/Cube-v0", 5), kept_patches=64, steps=26_000)
+    return dataclasses.replace(config, sigreg=dataclasses.replace(config.sigreg, weight=0.3))
 
 
 PRESETS: dict[str, Callable[[], Config]] = {

@@ -260,12 +260,14 @@ def test_the_command_of_an_evaluation_repeats_it() -> None:
 
 def test_the_command_of_a_collection_repeats_it() -> None:
     facts = {"environment": "lewm/PushT-v0", "episodes": 20, "resolution": 28, "frame_stride": 5, "seed": 1}
-    asked = {**facts, "demonstrations": "abc", "exploration": 0.8}
+    asked = {**facts, "demonstrations": "abc", "exploration": 0.8, "mistakes": 0.3}
     _, verb, *options = shlex.split(collect_command(asked, Path("data/p.h5")))
     args = cli._parse(cli.CollectArgs, options, verb)
     assert (args.env, args.episodes, args.resolution, args.frame_stride, args.seed) == ("pusht", 20, 28, 5, 1)
-    assert (args.demos, args.out, args.exploration) == ("DEMOS", Path("data/p.h5"), 0.8)
-    assert "--exploration" not in collect_command({**facts, "demonstrations": "", "exploration": 0.0}, None)
+    assert (args.demos, args.out, args.exploration, args.mistakes) == ("DEMOS", Path("data/p.h5"), 0.8, 0.3)
+    plain = collect_command({**facts, "demonstrations": "", "exploration": 0.0}, None)  # before there were mistakes
+    assert "--exploration" not in plain
+    assert "--mistakes" not in plain
 
 
 # -- names --------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from lewm.data.demonstrations import (
 from lewm.data.store import Attributes, EpisodeStore, merge_files, write_episodes
 from lewm.envs.base import Expert, WorldEnv
 from lewm.envs.exploration import WanderingExpert
-from lewm.envs.registry import EnvEntry, env_entry, env_names, make_env, make_expert, register_env
+from lewm.envs.registry import EnvEntry, env_entry, env_names, make_env, make_expert, make_mistaken, register_env
 from lewm.envs.workers import start_worker
 from lewm.errors import DataError, EnvError
 from lewm.rng import derive_seed, stream
@@ -41,7 +41,7 @@ from lewm.types import Array, Demonstration, ProgressCallback
 
 PART_EPISODES = 16  # few enough that a kill loses little work, many enough that opening parts costs nothing
 HELD_OUT_SEED = 20_260_101  # of the episodes that evaluation problems are cut from
-_EXPERT, _PHASE, _DEMONSTRATION, _EXPLORATION = 1, 3, 4, 5  # what an episode's random streams are for
+_EXPERT, _PHASE, _DEMONSTRATION, _EXPLORATION, _MISTAKES = 1, 3, 4, 5, 6  # what an episode's random streams are for
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def collect(
     frame_stride: int = 1,
     demos: str | None = None,
     exploration: float = 0.0,
+    mistakes: float = 0.0,
 ) -> CollectReport:
     """Make ``out`` a dataset of at least ``episodes`` expert episodes; only missing ones are generated.
 
@@ -85,20 +86,24 @@ def collect(
     call. ``on_progress`` counts episodes. ``frame_stride``: draw and keep only every so-manieth frame of an episode,
     beginning at a random one. ``demos``: replay these demonstrations (``load_demonstrations`` says from where).
     ``exploration``: let the expert wander off for up to this share of an episode (``WanderingExpert``).
+    ``mistakes``: let it take things to be where they are not, for up to this share (``EnvEntry.mistaken``).
     """
     out, entry = Path(out), env_entry(env_name)
     for name, value in (("episodes", episodes), ("frame_stride", frame_stride)):
         if value < 1:
             raise DataError(f"{name} must be at least 1, got {value}.")
-    if not 0 <= exploration < 1:
-        raise DataError(f"exploration must be in [0, 1), got {exploration}.")
+    for name, share in (("exploration", exploration), ("mistakes", mistakes)):
+        if not 0 <= share < 1:
+            raise DataError(f"{name} must be in [0, 1), got {share}.")
     if seed == HELD_OUT_SEED:
         raise DataError(f"Seed {seed} is held out: evaluation uses its episodes. Choose another seed.")
     located = _located_demonstrations(entry, demos)
-    collection = _Collection(entry, resolution, seed, f"{out}.parts", frame_stride, located, exploration)
+    collection = _Collection(entry, resolution, seed, f"{out}.parts", frame_stride, located, exploration, mistakes)
     settings = collection.settings  # loads the demonstrations: bad ones shall leave no trace
-    # Nor shall a simulator that is not installed.
-    make_expert(entry.name, stream(seed), next(iter(collection.demonstrations or ()), None))
+    # Nor shall a simulator that is not installed, or an expert that there is not.
+    expert = make_expert(entry.name, stream(seed), next(iter(collection.demonstrations or ()), None))
+    if mistakes:
+        make_mistaken(entry.name, expert, stream(seed), mistakes)
     with _only_writer(out):
         existing = collection.episodes_in(out) if out.exists() else 0
         cuts = range(existing // PART_EPISODES * PART_EPISODES, episodes, PART_EPISODES)
@@ -146,12 +151,13 @@ def generate_episode(
     draw: bool = True,
     env: WorldEnv | None = None,
     exploration: float = 0.0,
+    mistakes: float = 0.0,
 ) -> dict[str, Array]:
     """Episode ``index`` of a collection: it ends at the goal or after the environment's ``episode_steps``.
 
     With demonstrations it is a replay of one of them, of a held-out one if ``seed`` is ``HELD_OUT_SEED``. ``env``: the
     environment to use, if there is one that observes states; what happened in it before makes no difference.
-    ``exploration``: the expert wanders off for up to this share of the time.
+    ``exploration``, ``mistakes``: the expert wanders off, or is mistaken, for up to this share of the time.
 
     Returns columns of L = steps + 1 rows: action float32 (L, action_dim), the last one NaN because none was taken
     there; state float64 and proprio float32, both (L, state_dim); success uint8 (L,). And pixels uint8 (F, R, R, 3) of
@@ -165,6 +171,8 @@ def generate_episode(
         if env is None:
             env = stack.enter_context(contextlib.closing(_make_env(env_name, resolution)))
         expert = make_expert(env_name, stream(seed, index, _EXPERT), demonstration)
+        if mistakes:
+            expert = make_mistaken(env_name, expert, stream(seed, index, _MISTAKES), mistakes)
         if exploration:
             expert = WanderingExpert(expert, stream(seed, index, _EXPLORATION), exploration)
         env.reset(seed=derive_seed(seed, index))
@@ -213,6 +221,7 @@ class _Collection:
     frame_stride: int = 1
     demos: str | None = None
     exploration: float = 0.0
+    mistakes: float = 0.0
 
     @functools.cached_property
     def demonstrations(self) -> list[Demonstration] | None:
@@ -226,7 +235,7 @@ class _Collection:
         demos = "" if self.demonstrations is None else demonstrations_digest(self.demonstrations)
         world = {"environment": self.entry.gym_id, "generator": generator, "demonstrations": demos}
         numbers = {"resolution": self.resolution, "seed": self.seed, "frame_stride": self.frame_stride}
-        return {**world, **numbers, "exploration": self.exploration}
+        return {**world, **numbers, "exploration": self.exploration, "mistakes": self.mistakes}
 
     def path(self, part: range) -> Path:
         return Path(self.folder) / f"{part.start:08d}-{part.stop:08d}.h5"
@@ -247,14 +256,15 @@ class _Collection:
     def _episode(self, index: int) -> dict[str, Array]:
         try:
             what = (self.entry.name, self.resolution, self.seed, index, self.frame_stride, self.demonstrations)
-            return generate_episode(*what, env=self.env, exploration=self.exploration)
+            return generate_episode(*what, env=self.env, exploration=self.exploration, mistakes=self.mistakes)
         except Exception as error:
             raise DataError(f"Episode {index} of {self.entry.name} (seed {self.seed}) failed: {error!r}") from error
 
     def episodes_in(self, path: Path) -> int:
         """How many a file has; one that was collected with other settings is refused."""
         with EpisodeStore(path) as store:
-            absent = {"demonstrations": "", "frame_stride": 1, "exploration": 0.0}  # in files of earlier versions
+            # What files of earlier versions do not have.
+            absent = {"demonstrations": "", "frame_stride": 1, "exploration": 0.0, "mistakes": 0.0}
             found_settings = {**absent, **store.attributes}
             for name, value in self.settings.items():
                 found = found_settings.get(name)

@@ -1,4 +1,4 @@
-"""The policy that collects Cube's data: OGBench's oracle, with its noise, carries the cube from place to place."""
+"""The policies that collect Cube's data: OGBench's oracle, with its noise, carries the cube from place to place."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ from lewm.envs.cube import (
     TARGET_HIGH,
     TARGET_LOW,
 )
+from lewm.envs.exploration import start_probability
 from lewm.types import Array
 
 CUBE_HALF = 0.02  # height of the centre of a cube that lies on the floor
 NOISE_SHAPE = (1.0, 1.0, 1.0, 3.0, 10.0)  # how much more of the noise goes to each action: OGBench's
+MISTAKE_SHORTEST, MISTAKE_LONGEST = 15, 60  # actions; in 25 the oracle picks the cube up
+MISTAKE_FARTHEST = 0.12  # m between the cube and where it is taken to be
+IN_HAND = 0.03  # m from the gripper to a cube that it closes on
+CLOSED = 0.5  # of GRIPPER_CLOSED; it is 0.56 around a cube
 
 
 class CubeExpert(Expert):
@@ -78,6 +83,55 @@ class CubeExpert(Expert):
             "privileged/target_block_pos": position,
             "privileged/target_block_yaw": [yaw],
         }
+
+
+class MistakenCubeExpert(Expert):
+    """``expert``, which at times takes the cube to be where it is not, and goes through the motions without it.
+
+    It then closes the gripper beside the cube or in the air, lifts and carries nothing, and lets go of it; a cube that
+    it holds when the mistake begins, it drops. An expert that sees always closes its gripper around the cube, so a
+    model of its data takes closing for grasping, wherever the cube is. The share of an episode that is spent so is
+    drawn from [0, ``mistakes``].
+    """
+
+    def __init__(self, expert: Expert, rng: np.random.Generator, mistakes: float) -> None:
+        self._expert, self._rng = expert, rng
+        self.steps = expert.steps
+        self._probability = start_probability(rng.uniform(0, mistakes), MISTAKE_SHORTEST, MISTAKE_LONGEST)
+        self._left = 0
+        self._place = np.zeros(3)  # where the cube is taken to be
+        self._carrying = False
+
+    def begin(self, state: Array, goal: Array) -> tuple[Array, Array]:
+        """As the expert's."""
+        return self._expert.begin(state, goal)
+
+    def act(self, state: Array, goal: Array) -> Array:
+        """The expert's action (5,) for ``state``, or for what it takes it for."""
+        if self._left == 0 and self._rng.random() < self._probability:
+            self._left = int(self._rng.integers(MISTAKE_SHORTEST, MISTAKE_LONGEST + 1))
+            self._place, self._carrying = self._wrong_place(state[CUBE_POSITION]), False
+        if self._left == 0:
+            return self._expert.act(state, goal)
+        self._left -= 1
+        return self._expert.act(self._taken_for(state), goal)
+
+    def _wrong_place(self, cube: Array) -> Array:
+        """On the floor, at most MISTAKE_FARTHEST from the cube, within reach."""
+        angle, distance = self._rng.uniform(0, 2 * math.pi), self._rng.uniform(0, MISTAKE_FARTHEST)
+        place = cube[:2] + distance * np.array([math.cos(angle), math.sin(angle)])
+        return np.array([*np.clip(place, TARGET_LOW, TARGET_HIGH), CUBE_HALF])
+
+    def _taken_for(self, state: Array) -> Array:
+        """``state`` with the cube at the wrong place, or in the gripper that has closed there."""
+        closed = state[GRIPPER_CLOSED] > CLOSED
+        at_hand = np.linalg.norm(state[EFFECTOR_POSITION] - self._place) <= IN_HAND
+        self._carrying = closed and bool(self._carrying or at_hand)
+        if self._carrying:
+            self._place = state[EFFECTOR_POSITION].copy()
+        seen = state.copy()
+        seen[CUBE_POSITION], seen[GRIPPER_CONTACT] = self._place, float(closed)
+        return seen
 
 
 class _Oracle(CubeMarkovOracle):

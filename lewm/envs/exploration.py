@@ -16,6 +16,11 @@ TAKEN_OVER = 0.75  # how likely each number of an action is then not the expert'
 LARGEST_NOISE = 0.7
 
 
+def start_probability(share: float, shortest: int, longest: int) -> float:
+    """Of an action to begin a stretch of ``shortest`` to ``longest``, such that these have ``share`` of them all."""
+    return share / (share + (1 - share) * (shortest + longest) / 2)
+
+
 class WanderingExpert(Expert):
     """``expert``, interrupted by stretches of other actions; it goes on from wherever these have led.
 
@@ -27,9 +32,7 @@ class WanderingExpert(Expert):
     def __init__(self, expert: Expert, rng: np.random.Generator, exploration: float) -> None:
         self._expert, self._rng = expert, rng
         self.steps = expert.steps
-        share = rng.uniform(0, exploration)
-        # Of the next action to begin a stretch, such that the stretches have their share.
-        self._probability = share / (share + (1 - share) * (SHORTEST + LONGEST) / 2)
+        self._probability = start_probability(rng.uniform(0, exploration), SHORTEST, LONGEST)
         self._left = 0
 
     def begin(self, state: Array, goal: Array) -> tuple[Array, Array]:

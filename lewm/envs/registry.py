@@ -13,7 +13,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 import numpy as np
@@ -35,6 +35,7 @@ class EnvEntry:
     extra: the pip extra that installs its simulator, None if lewm alone suffices.
     slow: stepping and drawing it takes so long that evaluation should spread it over processes.
     replay: "module:attribute" of an expert that is called with a generator and a demonstration; None: there is none.
+    mistaken: "module:attribute" of one that is called with an expert, a generator and a share of the time; or None.
     """
 
     name: str
@@ -47,6 +48,7 @@ class EnvEntry:
     extra: str | None = None
     slow: bool = False
     replay: str | None = None
+    mistaken: str | None = None
 
 
 _ENTRIES: dict[str, EnvEntry] = {}
@@ -111,6 +113,14 @@ def make_expert(name: str, rng: np.random.Generator, demonstration: Demonstratio
     return _load(entry, entry.replay)(rng, demonstration)
 
 
+def make_mistaken(name: str, expert: Expert, rng: np.random.Generator, mistakes: float) -> Expert:
+    """``expert``, which for up to ``mistakes`` of an episode takes things to be where they are not."""
+    entry = env_entry(name)
+    if entry.mistaken is None:
+        raise EnvError(f"{entry.name} has no expert that makes mistakes. Collect it without --mistakes.")
+    return cast("Expert", _load(entry, entry.mistaken)(expert, rng, mistakes))
+
+
 def _load(entry: EnvEntry, path: str) -> Any:
     """The object at "module:attribute"; a simulator that is not installed becomes an EnvError."""
     module, _, attribute = path.partition(":")
@@ -170,6 +180,7 @@ register_env(
         gym_id="lewm/Cube-v0",
         entry_point="lewm.envs.cube:Cube",
         expert="lewm.envs.cube_expert:CubeExpert",
+        mistaken="lewm.envs.cube_expert:MistakenCubeExpert",
         episode_steps=200,
         action_dim=5,
         description="A robot arm with a gripper has to bring a cube to a given place.",

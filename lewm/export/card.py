@@ -123,8 +123,9 @@ def _planner(plan: PlanConfig) -> str:
     elites = f", {plan.elites} elites" if plan.solver in ("cem", "icem") else ""
     noise = f", noise exponent {plan.noise_exponent:g}" if plan.solver == "icem" else ""
     limit = f", actions within ±{plan.action_limit:g}" if plan.action_limit else ""
+    effort = f", effort {plan.effort:g}" if plan.effort else ""
     warm = ", from the last plan" if plan.warm_start else ""
-    return f"{plan.solver} {width}×{plan.iterations}{elites}{noise}, horizon {plan.horizon}{limit}{warm}"
+    return f"{plan.solver} {width}×{plan.iterations}{elites}{noise}, horizon {plan.horizon}{limit}{effort}{warm}"
 
 
 def _environment(evaluation: Evaluated) -> str:
@@ -136,7 +137,7 @@ def _data_rows(data: dict[str, Any] | None) -> list[list[str]]:
     if data is None:
         return [["", ""], ["dataset", "not recorded: it was not there when the model was exported"]]
     strided = f", of one step in {data['frame_stride']}" if data["frame_stride"] > 1 else ""
-    exploration = data.get("exploration")
+    exploration, mistakes = data.get("exploration"), data.get("mistakes")
     rows = {
         "environment": data["environment"],
         "episodes": f"{data['episodes']:,}, of {data['steps']:,} steps in all",
@@ -145,6 +146,7 @@ def _data_rows(data: dict[str, Any] | None) -> list[list[str]]:
         "generator": f"`{data['generator']}`" if data["generator"] else None,
         "demonstrations": f"SHA-256 `{data['demonstrations']}`" if data["demonstrations"] else None,
         "exploration": f"up to {100 * exploration:g} % of an episode's actions" if exploration else None,
+        "mistakes": f"for up to {100 * mistakes:g} % of an episode" if mistakes else None,
     }
     return [["", ""], *([name, str(value)] for name, value in rows.items() if value is not None)]
 

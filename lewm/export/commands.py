@@ -18,9 +18,9 @@ def collect_command(data: Mapping[str, Any], out: Path | None) -> str:
     sizes = ("episodes", "resolution", "frame_stride", "seed")
     options = [part for size in sizes for part in _option(size, data[size])]
     demos = ["--demos", "DEMOS"] if data["demonstrations"] else []
-    exploration = data.get("exploration")  # facts of earlier versions do not have it
-    wandering = _option("exploration", exploration) if exploration else []
-    return shlex.join(["lewm", "collect", name, *options, *demos, *wandering, "--out", str(out or f"data/{name}.h5")])
+    # Facts of earlier versions do not have these.
+    shares = [part for share in ("exploration", "mistakes") if data.get(share) for part in _option(share, data[share])]
+    return shlex.join(["lewm", "collect", name, *options, *demos, *shares, "--out", str(out or f"data/{name}.h5")])
 
 
 def train_command(config: Config) -> str:

@@ -75,7 +75,8 @@ def _data_facts(run: Config) -> dict[str, Any] | None:
     if run.data is None or not run.data.is_file():
         return None
     with EpisodeStore(run.data) as store:
-        recorded = {name: store.attributes.get(name) for name in ("seed", "demonstrations", "generator", "exploration")}
+        asked = ("seed", "demonstrations", "generator", "exploration", "mistakes")
+        recorded = {name: store.attributes.get(name) for name in asked}
         counts = {"episodes": store.num_episodes, "steps": store.num_rows, "frames": store.num_frames}
         sizes = {"resolution": store.resolution, "frame_stride": store.frame_stride}
         return {"environment": store.environment, **counts, **sizes, **recorded}

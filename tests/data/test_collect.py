@@ -355,6 +355,10 @@ def test_bad_requests_create_nothing(tmp_path: Path) -> None:
         collect("tworoom", tmp_path / "folder" / "data.h5", 5, frame_stride=0)
     with pytest.raises(DataError, match=r"exploration must be in \[0, 1\), got 1"):
         collect("tworoom", tmp_path / "folder" / "data.h5", 5, exploration=1)
+    with pytest.raises(DataError, match=r"mistakes must be in \[0, 1\), got -0\.1"):
+        collect("tworoom", tmp_path / "folder" / "data.h5", 5, mistakes=-0.1)
+    with pytest.raises(EnvError, match="tworoom has no expert that makes mistakes"):
+        collect("tworoom", tmp_path / "folder" / "data.h5", 5, mistakes=0.1)
     with pytest.raises(EnvError, match="tworoom has no expert that replays"):
         collect("tworoom", tmp_path / "folder" / "data.h5", 5, demos="demos.npz")
     with pytest.raises(DataError, match="held out"):

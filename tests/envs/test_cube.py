@@ -5,6 +5,8 @@ import pytest
 
 pytest.importorskip("mujoco")
 
+from lewm.data.collect import collect, generate_episode
+from lewm.data.store import EpisodeStore
 from lewm.envs import cube, make_expert
 from lewm.envs.cube import (
     CUBE_POSITION,
@@ -16,8 +18,8 @@ from lewm.envs.cube import (
     Cube,
     merge_vertices,
 )
-from lewm.envs.cube_expert import CubeExpert
-from lewm.errors import EnvError
+from lewm.envs.cube_expert import MISTAKE_FARTHEST, CubeExpert, MistakenCubeExpert
+from lewm.errors import DataError, EnvError
 from lewm.rng import stream
 
 GREEN = (0, 255, 0)
@@ -204,3 +206,51 @@ def test_the_expert_has_random_numbers_of_its_own(env):
     for _ in range(5):
         expert.act(env.state, env.goal)
     np.testing.assert_array_equal(np.random.get_state()[1], before)
+
+
+def closings(seed: int, mistakes: float) -> tuple[list[float], list[float]]:
+    """Of each time that the gripper closes: how far from the cube, in m, and how far the cube is lifted afterwards."""
+    env = Cube(obs_type="state")
+    env.reset(seed=seed)
+    expert = MistakenCubeExpert(CubeExpert(stream(seed), noise=0, random_probability=0), stream(seed, 1), mistakes)
+    assert expert.steps == 200
+    states = [env.state]
+    for _ in range(expert.steps):
+        states.append(env.step(expert.act(env.state, env.goal))[0])
+    states = np.array(states)
+    closed = states[:, GRIPPER_CLOSED] > 0.3
+    away, lifted = [], []
+    for step in np.flatnonzero(~closed[:-1] & closed[1:]):
+        later = states[step : step + 25]
+        away.append(np.linalg.norm(later[0, EFFECTOR_POSITION][:2] - later[0, CUBE_POSITION][:2]))
+        lifted.append(np.ptp(later[:, CUBE_POSITION][:, 2]))
+    return away, lifted
+
+
+def test_a_mistaken_expert_closes_its_gripper_beside_the_cube_and_carries_nothing():
+    away, lifted = (np.concatenate(each) for each in zip(*(closings(seed, 0.99) for seed in range(6)), strict=True))
+    missed = away > 0.05  # more than the open gripper is wide
+    assert missed.sum() >= 5
+    assert away.max() < MISTAKE_FARTHEST + 0.05
+    assert np.median(lifted[missed]) < 0.01
+    assert (~missed).sum() >= 3, "it is not always mistaken"
+    assert np.median(lifted[~missed]) > 0.05
+
+
+def test_an_expert_that_is_hardly_ever_mistaken_grasps_the_cube():
+    away, lifted = (np.concatenate(each) for each in zip(*(closings(seed, 1e-9) for seed in range(3)), strict=True))
+    assert len(away) >= 3
+    assert away.max() < 0.03
+    assert lifted.min() > 0.05
+
+
+def test_mistakes_are_part_of_what_a_collection_is_known_by(tmp_path):
+    collect("cube", tmp_path / "data.h5", 2, resolution=28, workers=1, mistakes=0.5)
+    with EpisodeStore(tmp_path / "data.h5") as store:
+        assert store.attributes["mistakes"] == 0.5
+        states = store.read_column("state")
+    plain, mistaken = (generate_episode("cube", 28, 0, 0, draw=False, mistakes=share)["state"] for share in (0, 0.5))
+    np.testing.assert_array_equal(states[: len(mistaken)], mistaken)
+    assert not np.array_equal(plain, mistaken)
+    with pytest.raises(DataError, match=r"mistakes is 0\.5 there, but 0\.0 was asked for"):
+        collect("cube", tmp_path / "data.h5", 3, resolution=28, workers=1)
