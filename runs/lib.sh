@@ -2,9 +2,11 @@
 # A script that was stopped goes on where it was: each stage finds what an earlier call has left.
 #
 # Set in the environment, if wanted:
-#   EPISODES, RESOLUTION      the dataset's size (10000 episodes of 224 px; a script may have fewer), DATA its file, made if there is none
+#   EPISODES, RESOLUTION      the dataset's size (10000 episodes of 224 px, 14000 for Cube); it is data/NAME.h5
+#   DATA                      another file; one that is there is taken as it is
 #   DEMOS                     demonstrations to replay, for Push-T
 #   EXPLORATION               up to this share of an episode's actions are not the expert's (0; 0.8 for Cube)
+#   MISTAKES                  for up to this share of an episode the expert is mistaken about the cube's place (0)
 #   PRESET, STEPS             the preset (by default of the environment's name) and its number of steps; for TwoRoom
 #                             and Reacher 5000 or fewer also need the argument --train.coarse-steps
 #   LAUNCH                    "torchrun --nproc-per-node 8 -m lewm" trains on eight GPUs
@@ -29,10 +31,11 @@ pipeline() {
     shift
     local data=${DATA:-data/$name.h5} run=${RUN:-runs/$name} out=${OUT:-pretrained/$name} pairs=${EVAL_EPISODES:-200}
     local figures=$run/evaluations results=()
-    if [[ ! -e $data ]]; then
+    # Of a file that is there, `lewm collect` says whether it is the one that is meant.
+    if [[ -z ${DATA:-} || ! -e $data ]]; then
         [[ $name != pusht ]] || demos=${DEMOS:?is not set: name the demonstrations, an .npz file or a LeRobot dataset}
         lewm collect "$name" --episodes "${EPISODES:-10000}" --resolution "${RESOLUTION:-224}" --frame-stride 5 \
-            ${demos:+--demos "$demos"} --exploration "${EXPLORATION:-0}" --out "$data"
+            ${demos:+--demos "$demos"} --exploration "${EXPLORATION:-0}" --mistakes "${MISTAKES:-0}" --out "$data"
     fi
     ${LAUNCH:-lewm} train "${PRESET:-$name}" --env "$name" --data "$data" --out "$run" \
         ${STEPS:+--train.steps "$STEPS"} "$@"

@@ -11,7 +11,7 @@ from lewm.model.world_model import LeWM
 
 # How much of a frame's change is left unpredicted at most. Push-T's model knows replays of demonstrations; what moves
 # there without any is a scripted pusher, which it has never seen.
-UNFORESEEN = {"pusht": 0.2, "reacher": 0.1, "tworoom": 0.1}
+UNFORESEEN = {"cube": 0.1, "pusht": 0.2, "reacher": 0.1, "tworoom": 0.1}
 FRAMES = 12
 
 
