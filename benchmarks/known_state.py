@@ -1,13 +1,14 @@
 """How well could Cube be planned by a model that is given the state, instead of seeing frames?
 
-    python benchmarks/known_state.py [--episodes 2000] [--exploration 0 0.8] [--train-steps 8000] [--pairs 60] \
-        [--workers 2] [--settings schedule=whole solver=icem,action_limit=1,noise_exponent=2]
+    python benchmarks/known_state.py [--episodes 2000] [--exploration 0 0.8] [--mistakes 0] [--train-steps 8000] \
+        [--pairs 60] [--workers 2] [--settings schedule=whole solver=icem,action_limit=1,noise_exponent=2]
 
 What this model cannot do is not for want of seeing: the data or the search is to blame. What it can, and a model of
-frames cannot, is the price of perception. For each share of exploration (`lewm collect --exploration`) it generates
-episodes without frames, and trains a small network to predict where gripper and cube are a block of actions later. With
-each setting, fields of `lewm.config.PlanConfig`, it then plans by the paper's protocol: 50 actions, and the goal is the
-state 25 steps later. The pairs are those to choose settings on, none of the frozen ones (docs/evaluation.md).
+frames cannot, is the price of perception. For each share of exploration (as `--mistakes` an option of `lewm collect`)
+it generates episodes without frames, and trains a small network to predict where gripper and cube are a block of
+actions later. With each setting, fields of `lewm.config.PlanConfig`, it then plans by the paper's protocol: 50
+actions, and the goal is the state 25 steps later. The pairs are those to choose settings on, none of the frozen ones
+(docs/evaluation.md).
 """
 
 from __future__ import annotations
@@ -84,21 +85,22 @@ def joined(parts: Sequence[Windows]) -> Windows:
     return Windows(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def generate(episodes: int, exploration: float, workers: int) -> list[Windows]:
-    """The windows of each of ``episodes`` expert episodes, made by several processes."""
+def generate(episodes: int, shares: tuple[float, float], workers: int) -> list[Windows]:
+    """The windows of each of ``episodes``, with ``shares`` of exploration and mistakes, made by several processes."""
     spawn = multiprocessing.get_context("spawn")  # a process that is forked while torch's threads run can hang
     found = []
     with progress_bar(PROGRESS, "episodes") as show, ProcessPoolExecutor(workers, spawn) as pool:
-        for windows in pool.map(functools.partial(episode_windows, exploration), range(episodes)):
+        for windows in pool.map(functools.partial(episode_windows, shares), range(episodes)):
             found.append(windows)
             show(len(found), episodes)
     return found
 
 
-def episode_windows(exploration: float, index: int) -> Windows:
+def episode_windows(shares: tuple[float, float], index: int) -> Windows:
     """Every window of an episode: any two of its states that are a block apart."""
     what = (ENV, RESOLUTION, SEED, index)
-    episode = generate_episode(*what, draw=False, env=process_env(), exploration=exploration)
+    exploration, mistakes = shares
+    episode = generate_episode(*what, draw=False, env=process_env(), exploration=exploration, mistakes=mistakes)
     seen, starts = features(episode["state"]), np.arange(len(episode["state"]) - BLOCK)
     blocks = episode["action"][starts[:, None] + np.arange(BLOCK)]
     return Windows(seen[starts], blocks.reshape(len(starts), BLOCK_DIM), seen[starts + BLOCK])
@@ -226,13 +228,13 @@ def row(exploration: float, setting: str, results: Sequence[EpisodeResult]) -> s
     return f"{exploration:>11g} {rates[0]!s:>30} {rates[1]!s:>30} {rates[2]!s:>30}  {setting}"
 
 
-def check(counts: dict[str, int], exploration: Sequence[float], plans: dict[str, PlanConfig]) -> None:
+def check(counts: dict[str, int], shares: Sequence[float], plans: dict[str, PlanConfig]) -> None:
     """Refuse what cannot work before anything is generated."""
     if min(counts.values()) < 1 or counts["episodes"] < 2:
         raise SystemExit(f"Expected 1 or more of each, and 2 episodes, one of them to test on; got {counts}.")
-    if not exploration or not plans or not all(0 <= share < 1 for share in exploration):
-        expected = "one or more --settings, and one or more shares of --exploration in [0, 1)"
-        raise SystemExit(f"Expected {expected}; got {list(plans)} and {exploration}.")
+    if len(shares) < 2 or not plans or not all(0 <= share < 1 for share in shares):
+        expected = "one or more --settings, one or more shares of --exploration and one of --mistakes, in [0, 1)"
+        raise SystemExit(f"Expected {expected}; got {list(plans)} and {shares}.")
     if unknown := [setting for setting, plan in plans.items() if plan.schedule == "soonest"]:
         raise SystemExit(f"{unknown[0]!r}: the schedule soonest is not offered here. Choose another one.")
 
@@ -240,6 +242,7 @@ def check(counts: dict[str, int], exploration: Sequence[float], plans: dict[str,
 def main(
     episodes: int = 2000,
     exploration: tuple[float, ...] = (0.0, 0.8),
+    mistakes: float = 0.0,
     train_steps: int = 8000,
     pairs: int = 60,
     workers: int = 2,
@@ -247,13 +250,14 @@ def main(
 ) -> None:
     """Print a table with one row per share of exploration and setting. workers: processes that simulate."""
     plans = {setting: parse_setting(setting) for setting in settings}
-    check({"episodes": episodes, "train-steps": train_steps, "pairs": pairs, "workers": workers}, exploration, plans)
+    counts = {"episodes": episodes, "train-steps": train_steps, "pairs": pairs, "workers": workers}
+    check(counts, (*exploration, mistakes), plans)
     specs = cut_pairs(pairs)
     solved = process_env().is_success(np.array([s.start for s in specs]), np.array([s.goal for s in specs]))
     print(f"{ENV}, {pairs} pairs, solved at the start: {Rate.of(solved.tolist())}", flush=True)
     shared = {"resolution": RESOLUTION, "frame_skip": BLOCK, "budget": BUDGET, "workers": min(workers, pairs)}
     for share in exploration:
-        found = generate(episodes, share, workers)
+        found = generate(episodes, (share, mistakes), workers)
         trained = joined([windows for i, windows in enumerate(found) if i % TESTED])
         model, tested = train(trained, train_steps), joined(found[::TESTED])
         error_D = prediction_error(model, tested)
