@@ -1,6 +1,6 @@
 """Does a model of Cube know that a gripper grasps only what is between its fingers?
 
-    python benchmarks/grasped.py --model runs/cube/checkpoints/latest [--episodes 24] [--away 0 0.03 0.06 0.1]
+    python benchmarks/grasped.py --model pretrained/cube [--episodes 24] [--away 0 0.03 0.06 0.1]
 
 In held-out expert episodes, at the moment before the gripper closes around the cube, the cube is put so far away (in m,
 in a random direction). Then the gripper is closed and lifted. What the model imagines for the end is compared with two
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
-from noticed import FIRST_EPISODE
+from noticed import FIRST_EPISODE, embed
 
 from lewm.data.collect import HELD_OUT_SEED, generate_episode
 from lewm.envs.base import WorldEnv
@@ -83,13 +83,9 @@ def attempt(env: WorldEnv, state: Array, angle: float, away: float) -> Attempt:
 @torch.inference_mode()
 def imagined_along(model: LeWM, env: WorldEnv, attempts: list[Attempt]) -> Array:
     """Of each attempt (N,): whether the imagined end is nearer to the cube in the gripper than to one left behind."""
-
-    def embed(states: list[Array]) -> torch.Tensor:
-        return model.encode(torch.from_numpy(env.render_states(np.stack(states))).to(model.device))
-
-    start_ND, in_gripper_ND, left_behind_ND = (
-        embed([getattr(each, name) for each in attempts]) for name in ("start", "in_gripper", "left_behind")
-    )
+    states = [[each.start for each in attempts], [each.in_gripper for each in attempts]]
+    states.append([each.left_behind for each in attempts])
+    start_ND, in_gripper_ND, left_behind_ND = embed(model, env, np.array(states))
     raw = torch.from_numpy(ACTIONS).to(model.device).unflatten(0, (-1, model.frame_skip))
     plan_NHA = model.normalise_actions(raw.expand(len(attempts), *raw.shape))
     rollout = model.planning_rollout("float32", differentiable=False)
@@ -103,6 +99,10 @@ def main(model: Path, episodes: int = 24, away: tuple[float, ...] = (0.0, 0.03, 
     if episodes < 1 or not away:
         raise SystemExit(f"It takes an episode and a distance, got {episodes} and {away}.")
     world_model = LeWM.from_pretrained(model)
+    actions, numbers = ACTIONS.shape
+    if world_model.action_dim != numbers or actions % world_model.frame_skip:
+        blocks = f"blocks of {world_model.frame_skip} actions of {world_model.action_dim} numbers"
+        raise SystemExit(f"{model} has {blocks}; Cube's have {numbers}, and {actions} of them must make whole blocks.")
     with contextlib.closing(make_env("cube", resolution=world_model.image_size, obs_type="state")) as env:
         moments = moments_before_grasps(env, episodes)
         angles = stream(HELD_OUT_SEED).uniform(0, 2 * math.pi, episodes)

@@ -262,7 +262,8 @@ def main(
         model, tested = train(trained, train_steps), joined(found[::TESTED])
         error_D = prediction_error(model, tested)
         error = f"{error_D.mean():.4f} of the variance, of the cube's place {error_D[6:].mean():.4f}"
-        print(f"\nexploration {share:g}: {len(trained.before)} windows; held-out error {error}\n{HEADER}", flush=True)
+        data = f"exploration {share:g}, mistakes {mistakes:g}: {len(trained.before)} windows"
+        print(f"\n{data}; held-out error {error}\n{HEADER}", flush=True)
         for setting, plan in plans.items():
             with progress_bar(PROGRESS, "planning") as show:
                 results = run_episodes(StatePolicy(model, plan), ENV, specs, on_progress=show, **shared)

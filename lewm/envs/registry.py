@@ -13,7 +13,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -118,7 +118,7 @@ def make_mistaken(name: str, expert: Expert, rng: np.random.Generator, mistakes:
     entry = env_entry(name)
     if entry.mistaken is None:
         raise EnvError(f"{entry.name} has no expert that makes mistakes. Collect it without --mistakes.")
-    return cast("Expert", _load(entry, entry.mistaken)(expert, rng, mistakes))
+    return _load(entry, entry.mistaken)(expert, rng, mistakes)
 
 
 def _load(entry: EnvEntry, path: str) -> Any:
