@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file
 
 from lewm import checkpoint, cli, describe
-from lewm.config import Config, from_dict, preset
+from lewm.config import Config, PlanConfig, from_dict, preset
 from lewm.errors import CheckpointError, DataError
 from lewm.evaluate.runner import evaluate
-from lewm.export.card import CARD
+from lewm.export.card import CARD, _planner
 from lewm.export.commands import collect_command, eval_command, train_command
 from lewm.export.writer import export_run
 from lewm.model.world_model import LeWM
@@ -316,6 +316,16 @@ def test_evaluating_a_name_writes_here(named: Path, capsys: pytest.CaptureFixtur
     assert "Results: toy_evaluation.json" in capsys.readouterr().out
     assert Path("toy_evaluation.json").is_file()
     assert not (named / "evaluation.json").exists()
+
+
+def test_a_planner_is_named_with_what_it_does_differently() -> None:
+    assert _planner(PlanConfig()) == "cem 300×30, 30 elites, horizon 5"
+    settings = {"noise_exponent": 2, "init_std": 1.5, "action_limit": 1.0, "effort": 0.5}
+    named = _planner(PlanConfig(solver="icem", elites=10, warm_start=True, **settings))
+    assert named == (
+        "icem 300×30, 10 elites, noise exponent 2, first spread 1.5, horizon 5, actions within ±1, effort 0.5, "
+        "from the last plan"
+    )
 
 
 @pytest.mark.slow

@@ -122,10 +122,12 @@ def _planner(plan: PlanConfig) -> str:
     width = plan.samples if plan.solver in ("cem", "icem", "mppi") else plan.restarts
     elites = f", {plan.elites} elites" if plan.solver in ("cem", "icem") else ""
     noise = f", noise exponent {plan.noise_exponent:g}" if plan.solver == "icem" else ""
+    spread = f", first spread {plan.init_std:g}" if plan.init_std != PlanConfig().init_std else ""
     limit = f", actions within ±{plan.action_limit:g}" if plan.action_limit else ""
     effort = f", effort {plan.effort:g}" if plan.effort else ""
     warm = ", from the last plan" if plan.warm_start else ""
-    return f"{plan.solver} {width}×{plan.iterations}{elites}{noise}, horizon {plan.horizon}{limit}{effort}{warm}"
+    search = f"{plan.solver} {width}×{plan.iterations}{elites}{noise}{spread}"
+    return f"{search}, horizon {plan.horizon}{limit}{effort}{warm}"
 
 
 def _environment(evaluation: Evaluated) -> str:
