@@ -365,8 +365,8 @@ def _pusht() -> Config:
 
 
 def _cube() -> Config:
-    """For data of experts that wander off (docs/cube.md). With the released lambda the cube is hardly seen."""
-    config = _without_background(_full_size("lewm/Cube-v0", 5), kept_patches=64, steps=26_000)
+    """For data of experts that wander off and err (docs/cube.md). With the released lambda the cube is hardly seen."""
+    config = _without_background(_full_size("lewm/Cube-v0", 5), kept_patches=64, steps=25_000)
     return dataclasses.replace(config, sigreg=dataclasses.replace(config.sigreg, weight=0.3))
 
 

@@ -2,11 +2,11 @@
 # A script that was stopped goes on where it was: each stage finds what an earlier call has left.
 #
 # Set in the environment, if wanted:
-#   EPISODES, RESOLUTION      the dataset's size (10000 episodes of 224 px, 14000 for Cube); it is data/NAME.h5
+#   EPISODES, RESOLUTION      the dataset's size (10000 episodes of 224 px, 10800 for Cube); it is data/NAME.h5
 #   DATA                      another file; one that is there is taken as it is
 #   DEMOS                     demonstrations to replay, for Push-T
-#   EXPLORATION               up to this share of an episode's actions are not the expert's (0; 0.8 for Cube)
-#   MISTAKES                  for up to this share of an episode the expert is mistaken about the cube's place (0)
+#   EXPLORATION               up to this share of an episode's actions are not the expert's (0; 0.6 for Cube)
+#   MISTAKES                  for up to this share of an episode the expert is mistaken about the cube's place (0; 0.7 for Cube)
 #   PRESET, STEPS             the preset (by default of the environment's name) and its number of steps; for TwoRoom
 #                             and Reacher 5000 or fewer also need the argument --train.coarse-steps
 #   LAUNCH                    "torchrun --nproc-per-node 8 -m lewm" trains on eight GPUs
