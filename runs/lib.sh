@@ -6,7 +6,7 @@
 #   DATA                      another file; one that is there is taken as it is
 #   DEMOS                     demonstrations to replay, for Push-T
 #   EXPLORATION               up to this share of an episode's actions are not the expert's (0; 0.6 for Cube)
-#   MISTAKES                  for up to this share of an episode the expert is mistaken about the cube's place (0; 0.7 for Cube)
+#   MISTAKES                  for up to this share of an episode the expert takes the cube to be elsewhere (0; 0.7 for Cube)
 #   PRESET, STEPS             the preset (by default of the environment's name) and its number of steps; for TwoRoom
 #                             and Reacher 5000 or fewer also need the argument --train.coarse-steps
 #   LAUNCH                    "torchrun --nproc-per-node 8 -m lewm" trains on eight GPUs
