@@ -1,9 +1,10 @@
 """Files that hold a model: safetensors weights beside a JSON description. Never pickled, never half-written.
 
     DIR/model.safetensors    the weights, in float32 or, after `lewm export`, in bf16
-    DIR/config.json          format version, architecture, action statistics, SHA-256 of the weights
+    DIR/config.json          format version, architecture, action statistics, SHA-256 of the other files
+    DIR/actions.safetensors  action sequences of the training data, for planners to try; older models have none
 
-Both appear under their names once they are complete on disk; the hash tells files of two pairs apart. Some such folders
+They appear under their names once they are complete on disk; hashes tell files of two models apart. Some such folders
 come with lewm and have names: ``pretrained_models``.
 """
 
@@ -29,6 +30,7 @@ from lewm.version import __version__
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
+ACTIONS = "actions.safetensors"
 # Where models that have names are: inside an installed package, beside the package in a checkout.
 PRETRAINED = (Path(__file__).parent / "pretrained", Path(__file__).parents[1] / "pretrained")
 
@@ -38,23 +40,28 @@ def save_model(
     tensors: Mapping[str, torch.Tensor],
     description: dict[str, Any],
     texts: Mapping[str, str] | None = None,
+    actions: torch.Tensor | None = None,
 ) -> Path:
-    """Write weights, their description and further ``texts`` by file name.
+    """Write weights, their description, further ``texts`` by file name, and recorded ``actions`` (N, T, action_dim).
 
     An interruption or a full disk leaves what was there before.
     """
     directory, texts = Path(directory), texts or {}
+    names = [WEIGHTS, CONFIG, *texts] if actions is None else [WEIGHTS, CONFIG, *texts, ACTIONS]
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        paths = [directory / name for name in (WEIGHTS, CONFIG, *texts)]
-        with replacing(*paths) as (weights, config, *others):
-            write_tensors(weights, tensors)
-            for path, text in zip(others, texts.values(), strict=True):
-                path.write_text(text, encoding="utf-8")
-            header = {"format": "lewm", "format_version": FORMAT_VERSION, "lewm_version": __version__}
-            header["weights_sha256"] = _sha256(weights)
+        with replacing(*(directory / name for name in names)) as temporaries:
+            files = dict(zip(names, temporaries, strict=True))
+            write_tensors(files[WEIGHTS], tensors)
+            header: dict[str, Any] = {"format": "lewm", "format_version": FORMAT_VERSION, "lewm_version": __version__}
+            header |= {"weights_sha256": _sha256(files[WEIGHTS]), "actions_sha256": None}
+            if actions is not None:
+                write_tensors(files[ACTIONS], {"sequences": actions})
+                header["actions_sha256"] = _sha256(files[ACTIONS])
+            for name, text in texts.items():
+                files[name].write_text(text, encoding="utf-8")
             document = header | description | header  # first in the file, and not to be contradicted
-            config.write_text(json.dumps(document, indent=2) + "\n")
+            files[CONFIG].write_text(json.dumps(document, indent=2) + "\n")
     return directory
 
 
@@ -66,6 +73,17 @@ def load_model(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
     if document.get("weights_sha256") not in (None, _sha256(path)):
         raise CheckpointError(f"{path} does not belong to its {CONFIG} (SHA-256 differs). Copy both from one place.")
     return tensors, document
+
+
+def load_actions(directory: Path, document: dict[str, Any]) -> torch.Tensor | None:
+    """The recorded actions of a model with this description, float32 (N, T, action_dim); None if it has none."""
+    expected, path = document.get("actions_sha256"), directory / ACTIONS
+    if expected is None:
+        return None
+    tensors = read_tensors(path)
+    if expected != _sha256(path) or set(tensors) != {"sequences"}:
+        raise CheckpointError(f"{path} does not belong to its {CONFIG} (SHA-256 differs). Copy both from one place.")
+    return tensors["sequences"]
 
 
 def load_document(directory: Path) -> dict[str, Any]:
@@ -134,7 +152,7 @@ def resolve(source: str | Path) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(source), allow_patterns=[WEIGHTS, CONFIG]))
+        return Path(snapshot_download(str(source), allow_patterns=[WEIGHTS, CONFIG, ACTIONS]))
     # Refused names, the hub's answers and its HTTP library's failures share no base class across versions.
     except Exception as error:
         problem = f"{str(source)!r} is not a folder here, and could not be fetched as a Hugging Face repository"

@@ -245,12 +245,19 @@ class ImportArgs:
 def import_official(arguments: list[str]) -> None:
     """Convert the authors' checkpoints"""
     args = _parse(ImportArgs, arguments, "import-official")
-    from lewm.data.stats import action_stats
+    import numpy as np
+    import torch
+
+    from lewm.data.stats import action_stats, recorded_actions
     from lewm.data.store import EpisodeStore
     from lewm.model import official
 
-    stats = action_stats(EpisodeStore(args.dataset).actions) if args.dataset else None
-    out = official.import_official(args.weights, args.config, args.out, stats, frame_skip=args.frame_skip)
+    stats = recorded = None
+    if args.dataset:
+        with EpisodeStore(args.dataset) as store:
+            stats = action_stats(store.actions)
+            recorded = torch.from_numpy(recorded_actions(store.actions, store.lengths, np.arange(store.num_episodes)))
+    out = official.import_official(args.weights, args.config, args.out, stats, args.frame_skip, recorded)
     _say(f"Imported to {out}. Look at it with `lewm info {out}`.")
     if stats is None:
         _say("It has no action statistics yet, so it cannot plan: import with --dataset to add them.")

@@ -225,6 +225,7 @@ class PlanConfig(_Checked):
     elites: int = 30  # Best candidates, to which the next distribution is fitted.
     init_std: float = 1.0  # Of the first distribution, in z-scored actions.
     noise_exponent: float = 0.5  # iCEM: power of 1/f with which noise is smooth in time; 0 is white.
+    recorded: int = 0  # iCEM: first iterations that try recorded actions; later noise is correlated as these are.
     kept_elites: float = 0.3  # iCEM: share of the elites that compete again in the next iteration.
     momentum: float = 0.1  # iCEM: share of the old distribution in the new one.
     temperature: float = 0.3  # MPPI: in standard deviations of the costs; lower trusts the best candidates more.
@@ -248,6 +249,8 @@ class PlanConfig(_Checked):
         self._check_positive("batch_size")
         if self.solver in ("cem", "icem"):
             self._require(2 <= self.elites <= self.samples, "elites", f"between 2 and plan.samples ({self.samples})")
+        within = 0 <= self.recorded <= (self.iterations if self.solver == "icem" else 0)
+        self._require(within, "recorded", f"between 0 and plan.iterations ({self.iterations}), 0 but for icem")
         self._require(0 <= self.kept_elites < 1, "kept_elites", "in [0, 1)")
         self._require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
         self._require(self.effort >= 0, "effort", "at least 0")

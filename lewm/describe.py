@@ -27,6 +27,9 @@ def model(source: str) -> dict[str, str]:
         "predictor": f"{config.predictor.depth} layers, embedding of {config.embed_dim}, history {config.history}",
         "actions": f"{config.action_dim} numbers, blocks of {config.frame_skip}; {_stats(loaded.action_stats)}",
     }
+    if loaded.recorded_actions is not None:
+        count, steps, _ = loaded.recorded_actions.shape
+        rows["recorded actions"] = f"{count:,} sequences of {steps}"
     if training := document.get("training"):
         rows["training"] = f"{training['step']} steps on {training['windows']} windows of {training['env']}"
     return rows

@@ -92,6 +92,31 @@ def test_a_model_without_statistics_loads_without_them(tmp_path: Path) -> None:
     assert load(tmp_path).action_stats is None
 
 
+def test_recorded_actions_come_along(tmp_path: Path) -> None:
+    model, recorded = random_model(), torch.randn(6, 4, 2)
+    model.recorded_actions = recorded
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.recorded_actions is not None
+    assert torch.equal(loaded.recorded_actions, recorded)
+    # A model without them in the same place: the old file is there, and is not the new model's.
+    random_model(1).save_pretrained(tmp_path, extra=json.loads((tmp_path / checkpoint.CONFIG).read_text()))
+    assert (tmp_path / checkpoint.ACTIONS).is_file()
+    assert load(tmp_path).recorded_actions is None
+
+
+def test_recorded_actions_of_another_model_are_refused(tmp_path: Path) -> None:
+    for seed, name in enumerate(("one", "other")):
+        model = random_model(seed)
+        model.recorded_actions = torch.randn(6, 4, 2)
+        model.save_pretrained(tmp_path / name)
+    (tmp_path / "other" / checkpoint.ACTIONS).replace(tmp_path / "one" / checkpoint.ACTIONS)
+    with pytest.raises(CheckpointError, match=r"actions\.safetensors does not belong to its config\.json"):
+        load(tmp_path / "one")
+    with pytest.raises(CheckpointError, match=r"actions\.safetensors is missing"):
+        load(tmp_path / "other")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 def test_whoever_may_read_the_description_may_read_the_weights(saved: Path) -> None:
     modes = {path.name: path.stat().st_mode for path in saved.iterdir()}

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from lewm import checkpoint, cli, describe
 from lewm.config import Config, PlanConfig, from_dict, preset
+from lewm.data.store import EpisodeStore
 from lewm.errors import CheckpointError, DataError
 from lewm.evaluate.runner import evaluate
 from lewm.export.card import CARD, _planner
@@ -80,6 +81,24 @@ def test_a_background_is_exported_as_it_is(debug_config: Config, tmp_path: Path)
     assert load_file(out / checkpoint.WEIGHTS)["encoder.background"].dtype == torch.uint8
     assert "ViT/14 at 28 px, 3 of 4 patches" in (out / CARD).read_text()
     assert "3 of 4 patches" in describe.model(str(out))["encoder"]
+
+
+def test_recorded_actions_go_from_the_data_to_whoever_plans(debug_config: Config, tmp_path: Path) -> None:
+    config = replace(debug_config, out=tmp_path / "run", train=replace(debug_config.train, steps=2))
+    result = train(config)
+    out = export_run(tmp_path / "run", tmp_path / "toy")
+    plan = replace(preset("debug").plan, solver="icem", recorded=1)
+    assert config.data is not None
+    with EpisodeStore(config.data) as store:
+        rows = store.actions[np.isfinite(store.actions).all(1)]
+    for model in (result.model, load(tmp_path / "run"), load(out)):
+        recorded = model.recorded_actions
+        assert recorded is not None
+        assert np.isin(recorded.flatten(0, 1).numpy()[:, 0], rows[:, 0]).all()
+        planned = Planner(model, config=plan).plan(frames(1).numpy()[0], frames(2).numpy()[1])
+        assert planned.actions.shape == (plan.horizon * 5, 2)
+    assert recorded is not None
+    assert describe.model(str(out))["recorded actions"] == f"{len(recorded):,} sequences of {recorded.shape[1]}"
 
 
 @torch.inference_mode()
@@ -326,6 +345,8 @@ def test_a_planner_is_named_with_what_it_does_differently() -> None:
         "icem 300×30, 10 elites, noise exponent 2, first spread 1.5, horizon 5, actions within ±1, effort 0.5, "
         "from the last plan"
     )
+    recorded = _planner(PlanConfig(solver="icem", recorded=3))
+    assert recorded == "icem 300×30, 30 elites, 3 iterations of recorded actions, noise like these, horizon 5"
 
 
 @pytest.mark.slow

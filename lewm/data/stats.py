@@ -6,8 +6,10 @@ import numpy as np
 
 from lewm.data.store import EpisodeStore
 from lewm.errors import DataError
+from lewm.rng import stream
 from lewm.types import ActionStats, Array
 
+RECORDED_SEQUENCES, RECORDED_STEPS = 1024, 50  # of actions that a model remembers: twice the paper's plans in length
 BACKGROUND_FRAMES = 101  # enough that what covers a place in less than a third of the frames is not taken for it
 
 
@@ -22,6 +24,22 @@ def action_stats(actions: Array) -> ActionStats:
     # 0/0. Compared by its range, because rounding can leave a constant with a std of 1e-17.
     std[(np.ptp(taken, axis=0) == 0) | (std == 0)] = 1.0
     return ActionStats(mean=tuple(taken.mean(axis=0).tolist()), std=tuple(std.tolist()))
+
+
+def recorded_actions(actions: Array, lengths: Array, episodes: Array) -> Array:
+    """Sequences of actions to remember, evenly from these episodes, in random order: float32 (N, T, action_dim).
+
+    actions: (rows, action_dim), episode after episode, of ``lengths`` (E,) rows, in whose last no action is taken.
+    episodes: int, which ones count.  T is RECORDED_STEPS, or less if half of the episodes are shorter.
+    """
+    taken = np.maximum(lengths - 1, 0)
+    steps = int(np.clip(np.median(taken[episodes]), 1, RECORDED_STEPS))
+    first_row = np.cumsum(lengths) - lengths
+    starts = [first_row[episode] + np.arange(max(0, taken[episode] - steps + 1)) for episode in np.sort(episodes)]
+    rows = np.concatenate([*starts, np.zeros(0, np.int64)])
+    chosen = rows[np.linspace(0, max(0, len(rows) - 1), min(RECORDED_SEQUENCES, len(rows))).astype(np.int64)]
+    sequences = actions[stream(0).permutation(chosen)[:, None] + np.arange(steps)].astype(np.float32)
+    return sequences[np.isfinite(sequences).all(axis=(1, 2))]
 
 
 def background(store: EpisodeStore, episodes: Array) -> Array:

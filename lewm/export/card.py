@@ -122,6 +122,8 @@ def _planner(plan: PlanConfig) -> str:
     width = plan.samples if plan.solver in ("cem", "icem", "mppi") else plan.restarts
     elites = f", {plan.elites} elites" if plan.solver in ("cem", "icem") else ""
     noise = f", noise exponent {plan.noise_exponent:g}" if plan.solver == "icem" else ""
+    if plan.recorded:
+        noise = f", {plan.recorded} iterations of recorded actions, noise like these"
     spread = f", first spread {plan.init_std:g}" if plan.init_std != PlanConfig().init_std else ""
     limit = f", actions within ±{plan.action_limit:g}" if plan.action_limit else ""
     effort = f", effort {plan.effort:g}" if plan.effort else ""

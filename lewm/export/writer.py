@@ -1,8 +1,9 @@
 """Export a run: a small folder from which anyone can plan, and that says where the model comes from.
 
-    OUT/model.safetensors   weights in bf16, 36 MB at full size
-    OUT/config.json         architecture, action statistics, dataset, training, settings
-    OUT/README.md           the model card: figures with intervals, and the commands that repeat them
+    OUT/model.safetensors     weights in bf16, 36 MB at full size
+    OUT/config.json           architecture, action statistics, dataset, training, settings
+    OUT/actions.safetensors   action sequences of the training data, for planners to try
+    OUT/README.md             the model card: figures with intervals, and the commands that repeat them
 
 The same run gives the same bytes, so that an evaluation of the exported folder stays valid when the run is exported
 again, now with its figures: its file names the SHA-256 of the weights that it measured.
@@ -47,7 +48,7 @@ def export_run(source: str | Path, out: Path, evaluations: Sequence[Path] = ()) 
         "run": to_dict(portable(run)) if recorded else {},
     }
     card = model_card(out.name, description, model, evaluated)
-    return checkpoint.save_model(out, tensors, description, {CARD: card})
+    return checkpoint.save_model(out, tensors, description, {CARD: card}, model.recorded_actions)
 
 
 def bf16_tensors(model: LeWM) -> dict[str, torch.Tensor]:

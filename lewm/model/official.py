@@ -61,13 +61,18 @@ _VIT_WIDTHS = {"tiny": 192, "small": 384, "base": 768}
 
 
 def import_official(
-    weights: Path, config: Path, out: Path, action_stats: ActionStats | None = None, frame_skip: int = 5
+    weights: Path,
+    config: Path,
+    out: Path,
+    action_stats: ActionStats | None = None,
+    frame_skip: int = 5,
+    recorded_actions: torch.Tensor | None = None,
 ) -> Path:
     """Convert an official state dict (``.pt`` or ``.safetensors``) and its ``config.json`` into a model folder ``out``.
 
     ``out`` must be new or empty; a failed import writes nothing. The official layout holds neither ``frame_skip``, the
     primitive actions in an action block, nor the statistics of those it was trained on, without which the model
-    cannot be given or asked for raw actions.
+    cannot be given or asked for raw actions, nor ``recorded_actions`` (N, T, action_dim) for planners to try.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} exists and is not an empty folder. Choose a new place for the import.")
@@ -75,7 +80,7 @@ def import_official(
     if action_stats is not None and len(action_stats.mean) != settings.action_dim:
         problem = f"{len(action_stats.mean)} numbers per action in the statistics, {settings.action_dim} in {config}"
         raise CheckpointError(f"{problem}. Use the dataset that this checkpoint was trained on.")
-    model = LeWM(settings, action_stats)
+    model = LeWM(settings, action_stats, recorded_actions)
     tensors = _read_weights(weights)
     views = _official_views(model, transformers_4=any(name.startswith("encoder.encoder.") for name in tensors))
     checkpoint.check_tensors(tensors, views, weights)

@@ -43,12 +43,16 @@ class LeWM(nn.Module):
         config: the architecture.
         action_stats: the training data's action statistics. A model without them can be trained and rolled
             out on z-scored actions, but cannot be given or asked for raw ones.
+        recorded_actions: raw sequences of the training data, float32 (N, T, action_dim), for planners to try.
     """
 
-    def __init__(self, config: ModelConfig, action_stats: ActionStats | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, action_stats: ActionStats | None = None, recorded_actions: torch.Tensor | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.action_stats = action_stats
+        self.recorded_actions = recorded_actions
         self._stats_of_kind: dict[tuple[torch.device, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
         self.encoder = ViT(config.encoder)
         self.projector = Projector(config.encoder.width, config.projector_width, config.embed_dim)
@@ -175,8 +179,9 @@ class LeWM(nn.Module):
     # -- files -----------------------------------------------------------------------------------------------
 
     def save_pretrained(self, directory: str | Path, extra: dict[str, Any] | None = None) -> Path:
-        """Write weights, configuration and action statistics to ``directory``; ``extra`` joins config.json."""
-        return checkpoint.save_model(directory, self.state_dict(), self.describe() | (extra or {}))
+        """Write weights, configuration, statistics and recorded actions; ``extra`` joins config.json."""
+        description = self.describe() | (extra or {})
+        return checkpoint.save_model(directory, self.state_dict(), description, actions=self.recorded_actions)
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint's config.json says about this model, besides its weights."""
@@ -198,6 +203,7 @@ class LeWM(nn.Module):
         model = cls.from_description(document)
         checkpoint.check_tensors(tensors, model.state_dict(), directory)
         model.load_state_dict(tensors)
+        model.recorded_actions = checkpoint.load_actions(directory, document)
         return model.to(resolve_device(device)).eval()
 
     @classmethod

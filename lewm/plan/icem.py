@@ -2,7 +2,7 @@
 
 CEM with three additions that pay when samples are few: candidates that are smooth in time, elites that compete again in
 the next iteration, and a distribution that does not forget the old one at once. The answer is the best plan met on the
-way, not the last mean.
+way, not the last mean. A fourth is ours: the first candidates can be plans that were once executed (``recorded``).
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import functools
 import torch
 
 from lewm.config import PlanConfig
-from lewm.plan.solver import Problem, Search
+from lewm.errors import PlanningError
+from lewm.plan.solver import Precedents, Problem, Search
 
 
 class ICEM:
     """Improved cross-entropy method.
 
     Memory of a search: the mean to sample around (B, H, A); the elites kept (B, E, H, A), best first, and their costs
-    (B, E); the matrix that colours noise (H*K, H*K).
+    (B, E); the matrix that colours noise.
     """
 
     needs_gradient = False
@@ -35,14 +36,15 @@ class ICEM:
         kept_BEHA = mean_BHA.unsqueeze(1).repeat(1, self.kept, 1, 1)
         # Nothing has been kept yet: at an infinite cost these never become elites.
         kept_cost_BE = kept_BEHA.new_full(kept_BEHA.shape[:2], torch.inf)
-        steps = problem.horizon * problem.steps_per_block
-        colouring = colouring_matrix(steps, self.config.noise_exponent, mean_BHA.device)
+        colouring = self._colouring(problem)
         return Search.begin(mean_BHA, self.config.init_std, (mean_BHA.clone(), kept_BEHA, kept_cost_BE, colouring))
 
     def step(self, problem: Problem, search: Search) -> Search:
         mean_BHA, kept_BEHA, kept_cost_BE, colouring = search.memory
         noise_BSHA = colour(problem.noise(self.config.samples, search.iteration), colouring)
         plans_BSHA = problem.candidates(mean_BHA, search.std_BHA, noise_BSHA)
+        if self.config.recorded:
+            plans_BSHA = self._recorded_first(problem, search, plans_BSHA)
         cost_BS = torch.cat([problem.cost(plans_BSHA), kept_cost_BE], dim=1)
         elite_cost_BE, best_BE = cost_BS.topk(self.config.elites, dim=1, largest=False)
         elites_BEHA = torch.take_along_dim(torch.cat([plans_BSHA, kept_BEHA], 1), best_BE[:, :, None, None], dim=1)
@@ -51,9 +53,32 @@ class ICEM:
         kept = elites_BEHA[:, : self.kept], elite_cost_BE[:, : self.kept]
         return search.next(elites_BEHA[:, 0], std_BHA, (mean_BHA, *kept, colouring))
 
+    def _colouring(self, problem: Problem) -> torch.Tensor:
+        if self.config.recorded:
+            return _known(problem.precedents).colouring
+        steps = problem.horizon * problem.steps_per_block
+        return colouring_matrix(steps, self.config.noise_exponent, problem.keys_B.device)
+
+    def _recorded_first(self, problem: Problem, search: Search, plans_BSHA: torch.Tensor) -> torch.Tensor:
+        """Recorded plans in place of ``plans_BSHA``, but for the mean, in the first iterations."""
+        samples = plans_BSHA.shape[1]
+        recorded_BSHA = problem.bound(_known(problem.precedents).some(problem.keys_B, samples, search.iteration))
+        # The device chooses: a search that is one CUDA graph cannot ask how far it is.
+        early = (search.iteration < self.config.recorded) & (torch.arange(samples, device=plans_BSHA.device) > 0)
+        return torch.where(early[:, None, None], recorded_BSHA, plans_BSHA)
+
+
+def _known(precedents: Precedents | None) -> Precedents:
+    if precedents is None:
+        raise PlanningError("plan.recorded is for problems with precedents, and this one has none.")
+    return precedents
+
 
 def colour(white_BSHA: torch.Tensor, colouring: torch.Tensor) -> torch.Tensor:
-    """White noise (B, S, H, A) -> noise whose H*K primitive steps are correlated as ``colouring`` (H*K, H*K) says."""
+    """White noise (B, S, H, A) -> noise that is correlated as ``colouring`` says.
+
+    It is (H*K, H*K) if each number of an action goes its own way, as the primitive steps do, else (H*A, H*A).
+    """
     steps_BSTa = white_BSHA.reshape(*white_BSHA.shape[:2], len(colouring), -1)
     return (colouring @ steps_BSTa).view_as(white_BSHA)
 

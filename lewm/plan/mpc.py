@@ -19,7 +19,7 @@ from lewm.errors import PlanningError
 from lewm.plan.cost import OBJECTIVES, ControlEffort, Objective, TotalCost, add_up, squared_distance
 from lewm.plan.graph import Recorder
 from lewm.plan.schedule import soonest
-from lewm.plan.solver import Problem, Search, Solver, Stopping, solve
+from lewm.plan.solver import Precedents, Problem, Search, Solver, Stopping, solve
 from lewm.plan.solvers import make_solver
 from lewm.types import Array, Context, Plan, WorldModel
 
@@ -101,6 +101,8 @@ class Planner:
         self._goals: dict[bytes, tuple[Array, torch.Tensor]] = {}
         self._record = Recorder(model.device, self.config.cuda_graph)
         self._bounds_A = self._bounds()
+        self._precedents_by_horizon: dict[int, Precedents] = {}
+        self._precedents(self.config.horizon)  # fails now, not after a search, for a model that has none
 
     def plan(self, frames: Array, goal: Array, executed_actions: Array | None = None, key: int = 0) -> Plan:
         """One plan towards a goal image.
@@ -205,7 +207,29 @@ class Planner:
         cost = TotalCost(functools.partial(self._rollout, z_BTD, past_BTA), goal_BD, objectives)
         horizon, skip = start_BHA.shape[1], self.model.frame_skip
         low_A, high_A = self._bounds_A
-        return Problem(cost, horizon, self.block_dim, keys_B, start_BHA, low_A, high_A, skip)
+        precedents = self._precedents(horizon)
+        return Problem(cost, horizon, self.block_dim, keys_B, start_BHA, low_A, high_A, skip, precedents)
+
+    def _precedents(self, horizon: int) -> Precedents | None:
+        """The model's recorded actions, as plans of this many blocks; None if they are not asked for."""
+        if not self.config.recorded:
+            return None
+        if horizon not in self._precedents_by_horizon:
+            sequences = getattr(self.model, "recorded_actions", None)
+            if sequences is None or not len(sequences):
+                raise PlanningError(
+                    "plan.recorded asks for recorded actions, and this model has none. Train it again or, after "
+                    "`lewm import-official`, import it with --dataset; or plan without."
+                )
+            steps, skip = horizon * self.model.frame_skip, self.model.frame_skip
+            if sequences.shape[1] < steps:
+                raise PlanningError(
+                    f"plan.recorded: a plan of {horizon} blocks has {steps} actions, the model's recorded sequences "
+                    f"have {sequences.shape[1]}. Plan for fewer blocks, or without."
+                )
+            raw = sequences[:, :steps].to(self.model.device).unflatten(1, (horizon, skip))
+            self._precedents_by_horizon[horizon] = Precedents.of(self.model.normalise_actions(raw))
+        return self._precedents_by_horizon[horizon]
 
     def _bounds(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """The configured limit on raw actions, as bounds on z-scored blocks (A,)."""

@@ -11,7 +11,7 @@ import torch
 
 from lewm.config import Config
 from lewm.data.frames import open_frames
-from lewm.data.stats import action_stats
+from lewm.data.stats import action_stats, recorded_actions
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import Windows, split_episodes
 from lewm.errors import DataError
@@ -20,12 +20,16 @@ from lewm.types import ActionStats, Array
 
 @dataclass(frozen=True)
 class Dataset:
-    """An open dataset that fits the config. Ids of episodes, int (E,); action_stats: of those for training."""
+    """An open dataset that fits the config. Ids of episodes, int (E,).
+
+    action_stats, recorded_actions (N, T, action_dim): of those for training.
+    """
 
     store: EpisodeStore
     train_ids: Array
     val_ids: Array
     action_stats: ActionStats
+    recorded_actions: Array
 
     def facts(self) -> dict[str, Any]:
         """What tells it from another dataset, in few words."""
@@ -56,7 +60,8 @@ def open_dataset(config: Config) -> Dataset:
         )
     train_ids, val_ids = split_episodes(store.num_episodes, config.loader.val_fraction, config.loader.split_seed)
     in_training = np.isin(np.repeat(np.arange(store.num_episodes), store.lengths), train_ids)
-    return Dataset(store, train_ids, val_ids, action_stats(store.actions[in_training]))
+    recorded = recorded_actions(store.actions, store.lengths, train_ids)
+    return Dataset(store, train_ids, val_ids, action_stats(store.actions[in_training]), recorded)
 
 
 def load_windows(config: Config, dataset: Dataset, device: torch.device) -> TrainingData:

@@ -158,7 +158,7 @@ def _check_kept_patches(model: LeWM, dataset: Dataset, monitor: TrainingMonitor)
 
 def _initial_state(config: Config, dataset: Dataset, device: torch.device, processes: Processes) -> TrainingState:
     torch.manual_seed(derive_seed(config.seed, INITIAL_WEIGHTS))
-    model = LeWM(config.model, dataset.action_stats)
+    model = LeWM(config.model, dataset.action_stats, torch.from_numpy(dataset.recorded_actions))
     model.encoder.float32_tokens = config.train.precision == "mixed"
     model.encoder.use_kernels(attention=config.train.fused and config.train.attention == "auto", mlp=config.train.fused)
     if config.model.encoder.kept_patches:

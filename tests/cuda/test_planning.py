@@ -57,6 +57,17 @@ def test_recorded_and_launched_one_by_one(model: LeWM) -> None:
     np.testing.assert_allclose(graphed, actions(model, asked, replace(CONFIG, cuda_graph=False)), atol=1e-3)
 
 
+def test_the_models_recorded_actions_are_tried_on_a_gpu_as_elsewhere(
+    model: LeWM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "recorded_actions", torch.rand(100, 30, 2, generator=torch.manual_seed(0)) - 0.5)
+    asked, config = requests(5), replace(CONFIG, solver="icem", recorded=2)
+    graphed = actions(model, asked, config)
+    np.testing.assert_allclose(graphed, actions(model, asked, replace(config, cuda_graph=False)), atol=1e-3)
+    np.testing.assert_allclose(graphed, actions(model.cpu(), asked, config), atol=1e-3)
+    model.cuda()
+
+
 def test_a_recorded_step_serves_other_problems_of_its_shape(model: LeWM) -> None:
     planner = Planner(model, config=CONFIG)
     asked = requests(4)

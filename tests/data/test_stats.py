@@ -7,7 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lewm.data.stats import BACKGROUND_FRAMES, action_stats, background, changed_patches
+from lewm.data import stats as stats_module
+from lewm.data.stats import (
+    BACKGROUND_FRAMES,
+    RECORDED_SEQUENCES,
+    RECORDED_STEPS,
+    action_stats,
+    background,
+    changed_patches,
+    recorded_actions,
+)
 from lewm.data.store import EpisodeStore
 from lewm.errors import DataError
 
@@ -36,6 +45,51 @@ def test_a_constant_dimension_is_only_centred() -> None:
 def test_no_action_at_all_is_an_error(actions: np.ndarray) -> None:
     with pytest.raises(DataError, match="has an action"):
         action_stats(actions)
+
+
+def numbered_episodes(lengths: list[int]) -> np.ndarray:
+    """Actions (rows, 2): the episode's number and the row in it; NaN in each last row."""
+    rows = [np.stack([np.full(n, e, np.float32), np.arange(n, dtype=np.float32)], 1) for e, n in enumerate(lengths)]
+    for episode in rows:
+        episode[-1:] = np.nan
+    return np.concatenate(rows)
+
+
+def test_recorded_actions_are_consecutive_ones_of_the_episodes_asked_for() -> None:
+    lengths = [100, 3, 80, 60, 90]
+    recorded = recorded_actions(numbered_episodes(lengths), np.array(lengths), np.array([4, 0, 1, 2]))
+    assert recorded.dtype == np.float32
+    assert recorded.shape == (50 + 30 + 40, RECORDED_STEPS, 2)  # every place where so many actions follow
+    assert set(recorded[..., 0].flatten()) == {0.0, 2.0, 4.0}
+    assert (np.ptp(recorded[..., 0], axis=1) == 0).all()
+    assert (np.diff(recorded[..., 1], axis=1) == 1).all()
+    assert len(np.unique(recorded[:, 0], axis=0)) == len(recorded)
+    assert not (np.diff(recorded[:, 0, 0]) >= 0).all()  # any part of them is a fair sample
+
+
+def test_of_many_recorded_actions_some_are_taken_from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, ids = [400] * 50, np.arange(50)
+    recorded = recorded_actions(numbered_episodes(lengths), np.array(lengths), ids)
+    assert len(recorded) == RECORDED_SEQUENCES
+    assert set(recorded[:, 0, 0]) == set(ids)
+    assert np.array_equal(recorded, recorded_actions(numbered_episodes(lengths), np.array(lengths), ids))
+    monkeypatch.setattr(stats_module, "RECORDED_SEQUENCES", 7)
+    assert len(recorded_actions(numbered_episodes(lengths), np.array(lengths), ids)) == 7
+
+
+def test_short_episodes_give_short_sequences() -> None:
+    lengths = [4, 9, 6]
+    recorded = recorded_actions(numbered_episodes(lengths), np.array(lengths), np.arange(3))
+    assert recorded.shape == (4 + 1, 5, 2)
+    single = recorded_actions(numbered_episodes([1, 2]), np.array([1, 2]), np.arange(2))
+    assert single.tolist() == [[[1.0, 0.0]]]
+
+
+def test_sequences_with_a_gap_are_left_out() -> None:
+    actions = numbered_episodes([60])
+    actions[5] = np.nan
+    recorded = recorded_actions(actions, np.array([60]), np.array([0]))
+    assert sorted(recorded[:, 0, 1]) == [6.0, 7.0, 8.0, 9.0]
 
 
 def test_the_background_is_the_median_of_the_frames_of_some_episodes(tiny_store: Callable[..., EpisodeStore]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lewm.config import PlanConfig, preset
+from lewm.config import PlanConfig, ScheduleName, preset
 from lewm.envs.registry import make_env
 from lewm.errors import PlanningError
 from lewm.model.world_model import LeWM
@@ -361,6 +361,53 @@ def test_a_model_in_training_mode_is_refused(debug_model: LeWM):
 def test_a_model_without_action_statistics_is_refused_before_any_search():
     with pytest.raises(PlanningError, match="no action statistics"):
         Planner(LeWM(preset("debug").model).eval(), config=CONFIG)
+
+
+# -- recorded actions -------------------------------------------------------------------------------------------
+
+RECORDED = PlanConfig(solver="icem", horizon=2, samples=20, elites=5, iterations=3, recorded=1, schedule="shrinking")
+
+
+class RecordedWorld(ActionWorld):
+    """With 30 sequences of 6 raw actions, around the mean by one standard deviation and far above it."""
+
+    recorded_actions: torch.Tensor | None = torch.cat(
+        [ActionWorld.mean + ActionWorld.std * torch.tensor(far).view(1, 1, 1).expand(15, 6, 2) for far in (1.0, 6.0)]
+    )
+
+
+@pytest.mark.parametrize(("schedule", "horizon"), [("shrinking", 2), ("shrinking", 1), ("soonest", 2)])
+def test_the_first_candidates_are_the_models_recorded_actions(schedule: ScheduleName, horizon: int):
+    world = RecordedWorld()
+    planner = Planner(world, config=replace(RECORDED, schedule=schedule))
+    request = Request(Context(world.image((0.0,) * 4)[None], np.zeros((0, 0, 0), np.float32)), world.image((1.0,) * 4))
+    (plan,) = planner.plan_many([replace(request, horizon=horizon)])
+    first = world.rollouts[0]
+    assert first.shape[1:] == (20, horizon, 4)
+    assert set(first[:, 1:].flatten().tolist()) == {1.0, 6.0}
+    np.testing.assert_allclose(plan.actions, [[110.0, -2.5]] * len(plan.actions), rtol=1e-5)
+
+
+def test_recorded_actions_obey_the_limit_on_actions():
+    world = RecordedWorld()
+    Planner(world, config=replace(RECORDED, action_limit=120)).plan(world.image((0.0,) * 4), world.image((1.0,) * 4))
+    assert world.rollouts[0].flatten(0, 2)[:, 0].max() == 2.0
+
+
+@pytest.mark.parametrize("recorded", [None, torch.zeros(0, 6, 2)])
+def test_a_model_without_recorded_actions_is_refused_before_any_search(
+    recorded: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(RecordedWorld, "recorded_actions", recorded)
+    with pytest.raises(PlanningError, match="asks for recorded actions, and this model has none"):
+        Planner(RecordedWorld(), config=RECORDED)
+    Planner(RecordedWorld(), config=replace(RECORDED, recorded=0))
+
+
+def test_plans_longer_than_what_was_recorded_are_refused():
+    Planner(RecordedWorld(), config=replace(RECORDED, horizon=3))
+    with pytest.raises(PlanningError, match="a plan of 4 blocks has 8 actions, the model's recorded sequences have 6"):
+        Planner(RecordedWorld(), config=replace(RECORDED, horizon=4))
 
 
 def test_memory_hands_out_the_last_frames_and_the_blocks_between_them():
