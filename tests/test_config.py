@@ -99,9 +99,13 @@ def test_an_unknown_field_names_the_nearest(values: dict[str, Any], message: str
         (lambda: SigregConfig(weight=-0.1), "sigreg.weight"),
         (lambda: SigregConfig(knots=1), "sigreg.knots"),
         (lambda: SigregConfig(t_min=3.0), "sigreg.t_min"),
+        (lambda: PlanConfig(solver="icem", recorded=31), "plan.recorded"),
+        (lambda: PlanConfig(solver="icem", recorded=-1), "plan.recorded"),
+        (lambda: PlanConfig(solver="cem", recorded=1), "plan.recorded"),
         (lambda: TrainConfig(steps=0), "train.steps"),
         (lambda: EncoderConfig(kept_patches=-1), "encoder.kept_patches"),
         (lambda: EncoderConfig(image_size=28, kept_patches=5), "encoder.kept_patches"),
+        (lambda: EncoderConfig(background_noise=-1.0), "encoder.background_noise"),
         (lambda: TrainConfig(coarse_steps=-1), "train.coarse_steps"),
         (lambda: TrainConfig(steps=10, coarse_steps=10), "train.coarse_steps"),
         (lambda: TrainConfig(lr=0.0), "train.lr"),
@@ -141,6 +145,7 @@ def test_coarse_steps_need_patches_that_can_be_halved(coarse_steps: int):
     with pytest.raises(ConfigError, match=r"^train\.coarse_steps must be 0 .*kept_patches \(64\).*, got \d+\. "):
         Config(model=some, train=train)
     assert Config(model=some).model.encoder.title == "ViT/14 at 224 px, 64 of 256 patches (least like the background)"
+    assert replace(some.encoder, background_noise=1.0).title.endswith("the background, give or take 1 of 255)")
     assert Config(train=train).train.coarse_steps == coarse_steps
 
 

@@ -132,7 +132,9 @@ class ViT(nn.Module):
     """Frames to [CLS] embeddings.
 
     With ``config.kept_patches`` it looks at the patches that differ most from ``background``, (R, R, 3) uint8: a frame
-    without what moves, to be set before training. Where a world changes in few places, the others say nothing.
+    without what moves, to be set before training. Where a world changes in few places, the others say nothing. Patches
+    within ``config.background_noise`` of it are the background: which of them fill the places that what has changed
+    leaves over must not depend on how a driver draws a line.
     """
 
     background: torch.Tensor
@@ -140,6 +142,7 @@ class ViT(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.image_size, self.patch_size, self.kept_patches = config.image_size, config.patch_size, config.kept_patches
+        self.background_noise = config.background_noise
         # Under autocast tokens are bfloat16 between layers, which halves the traffic, unless this is set.
         self.float32_tokens = False
         self.patches = PatchEmbedding(config)
@@ -209,7 +212,8 @@ class ViT(nn.Module):
         """The patches to keep of (N, patches, V) uint8, int64 (N, K); of equally different ones the first."""
         background = self.patches.cut(self.background.unsqueeze(0)).to(torch.int16)
         difference = (patches.to(torch.int16) - background).abs().sum(-1, dtype=torch.int32)
-        count = patches.shape[1]
+        count, numbers = patches.shape[1:]
+        difference = difference.masked_fill(difference <= self.background_noise * numbers, 0)
         # Whole numbers without ties: what is kept of a frame depends neither on its batch nor on the device.
         rank = difference * count - torch.arange(count, dtype=torch.int32, device=patches.device)
         return rank.topk(self.kept_patches).indices

@@ -125,10 +125,10 @@ def test_a_size_that_does_not_divide_the_grid_is_refused(size: int) -> None:
 # -- patches that are left out --------------------------------------------------------------------------------
 
 
-def keeping(count: int) -> ViT:
+def keeping(count: int, background_noise: float = 0.0) -> ViT:
     """An encoder of 6 x 6 patches that looks at so many of them, before a background of 100."""
     torch.manual_seed(0)
-    vit = ViT(dataclasses.replace(GRID_6, kept_patches=count)).eval()
+    vit = ViT(dataclasses.replace(GRID_6, kept_patches=count, background_noise=background_noise)).eval()
     vit.background.fill_(100)
     return vit
 
@@ -155,6 +155,15 @@ def test_it_keeps_what_differs_most_and_of_equals_the_first() -> None:
     assert vit.least_like_background(vit.patches.cut(frame)).tolist() == [[7, 35, 20, 0]]
     darker = spotted(30, value=0)  # as far from the background as 200 is
     assert vit.least_like_background(vit.patches.cut(darker)).tolist() == [[30, 0, 1, 2]]
+
+
+@torch.inference_mode()
+def test_what_a_driver_draws_a_little_differently_is_background() -> None:
+    numbers = 14 * 14 * 3
+    vit, frame = keeping(4, background_noise=20.5 / numbers), spotted(7, 35) + spotted(20, value=120) - 100
+    assert vit.least_like_background(vit.patches.cut(frame)).tolist() == [[7, 35, 0, 1]]
+    more = spotted(7, 35) + spotted(20, value=121) - 100
+    assert vit.least_like_background(vit.patches.cut(more)).tolist() == [[7, 35, 20, 0]]
 
 
 @torch.inference_mode()
