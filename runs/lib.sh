@@ -2,7 +2,7 @@
 # A script that was stopped goes on where it was: each stage finds what an earlier call has left.
 #
 # Set in the environment, if wanted:
-#   EPISODES, RESOLUTION      the dataset's size (10000 episodes of 224 px, 20000 for Push-T, 10800 for Cube); it is
+#   EPISODES, RESOLUTION      the dataset's size (10000 episodes of 224 px, 20000 for Push-T, 16000 for Cube); it is
 #                             data/NAME.h5
 #   DATA                      another file; one that is there is taken as it is
 #   DEMOS                     demonstrations to replay, for Push-T

@@ -2,6 +2,6 @@
 # OGBench-Cube at full size: data, model, its figures on the 200 frozen pairs with each replanning schedule, and pretrained/cube.
 # Arguments go to `lewm train`; runs/lib.sh says what the environment can change.
 source "$(dirname "$0")/lib.sh"
-: "${EPISODES:=10800}" "${EXPLORATION:=0.6}" "${MISTAKES:=0.7}"
+: "${EPISODES:=16000}" "${EXPLORATION:=0.6}" "${MISTAKES:=0.7}"
 tuned=(--solver icem --plan.noise-exponent 2 --plan.action-limit 1 --plan.warm-start)
 pipeline cube "$@"
