@@ -252,8 +252,8 @@ class PlanConfig(_Checked):
         self._check_positive("batch_size")
         if self.solver in ("cem", "icem"):
             self._require(2 <= self.elites <= self.samples, "elites", f"between 2 and plan.samples ({self.samples})")
-        within = 0 <= self.recorded <= (self.iterations if self.solver == "icem" else 0)
-        self._require(within, "recorded", f"between 0 and plan.iterations ({self.iterations}), 0 but for icem")
+        within = 0 <= self.recorded <= self.iterations
+        self._require(within, "recorded", f"between 0 and plan.iterations ({self.iterations})")
         self._require(0 <= self.kept_elites < 1, "kept_elites", "in [0, 1)")
         self._require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
         self._require(self.effort >= 0, "effort", "at least 0")

@@ -101,7 +101,6 @@ def test_an_unknown_field_names_the_nearest(values: dict[str, Any], message: str
         (lambda: SigregConfig(t_min=3.0), "sigreg.t_min"),
         (lambda: PlanConfig(solver="icem", recorded=31), "plan.recorded"),
         (lambda: PlanConfig(solver="icem", recorded=-1), "plan.recorded"),
-        (lambda: PlanConfig(solver="cem", recorded=1), "plan.recorded"),
         (lambda: TrainConfig(steps=0), "train.steps"),
         (lambda: EncoderConfig(kept_patches=-1), "encoder.kept_patches"),
         (lambda: EncoderConfig(image_size=28, kept_patches=5), "encoder.kept_patches"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lewm.config import PlanConfig
+from lewm.errors import ConfigError
 from lewm.plan.cem import CEM
 from lewm.plan.gradient import Gradient
 from lewm.plan.icem import ICEM
@@ -14,6 +15,8 @@ from lewm.plan.solver import Solver
 
 def make_solver(config: PlanConfig) -> Solver:
     """The solver that ``config.solver`` names, with its settings."""
+    if config.recorded and config.solver != "icem":  # not in the config, where `lewm eval --solver` sets it last
+        raise ConfigError(f"plan.recorded is for the solver icem, got {config.recorded} with {config.solver}.")
     if config.solver in ("sgd", "rmsprop", "adam"):
         return Gradient(config)
     sampling: dict[str, Callable[[PlanConfig], Solver]] = {"cem": CEM, "icem": ICEM, "mppi": MPPI}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from lewm.config import PlanConfig, ScheduleName, preset
+from lewm.config import PlanConfig, ScheduleName, SolverName, preset
 from lewm.envs.registry import make_env
-from lewm.errors import PlanningError
+from lewm.errors import ConfigError, PlanningError
 from lewm.model.world_model import LeWM
 from lewm.plan.cost import Objective, terminal_distance
 from lewm.plan.mpc import Memory, Planner, Request, round_size
@@ -402,6 +402,12 @@ def test_a_model_without_recorded_actions_is_refused_before_any_search(
     with pytest.raises(PlanningError, match="asks for recorded actions, and this model has none"):
         Planner(RecordedWorld(), config=RECORDED)
     Planner(RecordedWorld(), config=replace(RECORDED, recorded=0))
+
+
+@pytest.mark.parametrize("solver", ["cem", "mppi", "adam"])
+def test_only_icem_tries_recorded_actions(solver: SolverName):
+    with pytest.raises(ConfigError, match=rf"plan\.recorded is for the solver icem, got 1 with {solver}\."):
+        Planner(RecordedWorld(), config=replace(RECORDED, solver=solver))
 
 
 def test_plans_longer_than_what_was_recorded_are_refused():
