@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,14 +33,12 @@ class Drawn:
     blocks: Array
 
 
-def draw(model: LeWM, env: str, index: int, demos: str | None, exploration: float, mistakes: float) -> Drawn:
-    """Episode ``index`` of the training data, drawn here."""
+def draw(model: LeWM, env: str, index: int, **settings: Any) -> Drawn:
+    """Episode ``index`` of the training data, collected with these settings and drawn here."""
     skip = model.frame_skip
-    demonstrations = load_demonstrations(demos) if demos else None
-    settings = {"exploration": exploration, "mistakes": mistakes}
-    episode = generate_episode(env, model.image_size, 0, index, skip, demonstrations, **settings)
-    steps = episode["frame_step"]
-    return Drawn(episode["pixels"], np.stack([episode["action"][step : step + skip] for step in steps[:-1]]))
+    episode = generate_episode(env, model.image_size, 0, index, skip, **settings)
+    steps = episode["frame_step"][:-1, None] + np.arange(skip)
+    return Drawn(episode["pixels"], episode["action"][steps])
 
 
 @torch.inference_mode()
@@ -47,7 +46,8 @@ def prediction_errors(model: LeWM, drawn: Drawn) -> Array:
     """Mean squared errors of every window's predictions, (windows * history,)."""
     z_FD = model.encode(torch.from_numpy(drawn.frames).to(model.device))
     blocks_FA = model.normalise_actions(torch.from_numpy(drawn.blocks).to(model.device))
-    windows = torch.arange(len(blocks_FA) - model.history + 1)[:, None] + torch.arange(model.history)
+    count = max(0, len(blocks_FA) - model.history + 1)  # none in an episode that is shorter than a window
+    windows = torch.arange(count)[:, None] + torch.arange(model.history)
     predicted = model.predict(z_FD[windows], blocks_FA[windows])
     return (predicted - z_FD[windows + 1]).square().mean(-1).flatten().cpu().numpy()
 
@@ -62,8 +62,14 @@ def main(
     background_noise: tuple[float, ...] = (),
 ) -> None:
     """Print a row for each setting of the encoder."""
+    if episodes < 1:
+        raise SystemExit(f"It takes an episode: expected 1 or more, got {episodes}.")
     world_model = LeWM.from_pretrained(model)
-    drawn = [draw(world_model, env, index, demos, exploration, mistakes) for index in range(episodes)]
+    if background_noise and not world_model.encoder.kept_patches:
+        raise SystemExit(f"{model} looks at all patches, so there is no background: leave out --background-noise.")
+    settings: dict[str, Any] = {"demonstrations": load_demonstrations(demos) if demos else None}
+    settings |= {"exploration": exploration, "mistakes": mistakes}
+    drawn = [draw(world_model, env, index, **settings) for index in range(episodes)]
     print(f"{env}, {episodes} episodes\n{'background noise':>18s}{'mean':>10s}{'median':>10s}{'90 %':>10s}")
     for noise in background_noise or (world_model.encoder.background_noise,):
         world_model.encoder.background_noise = noise

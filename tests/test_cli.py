@@ -332,6 +332,15 @@ def test_eval_with_everything(lewm: Lewm, debug_run: Path, tmp_path: Path):
         assert gif.n_frames == 11
 
 
+def test_recorded_actions_are_for_the_solver_that_is_named_last(lewm: Lewm, debug_run: Path, tmp_path: Path):
+    options = ("--device", "cpu", "--out", tmp_path / "result.json", "--plan.recorded", 1, "--eval.episodes", 1)
+    assert_refused(lewm("eval", debug_run, *options), "plan.recorded is for the solver icem, got 1 with cem")
+    assert list(tmp_path.iterdir()) == []
+    answer = lewm("eval", debug_run, *options, "--solver", "icem")
+    assert (answer.status, answer.err) == (0, "")
+    assert json.loads((tmp_path / "result.json").read_text())["config"]["plan"]["recorded"] == 1
+
+
 def test_a_solver_must_exist(lewm: Lewm, debug_run: Path):
     answer = lewm("eval", debug_run, "--solver", "cme")
     assert answer.status == 2

@@ -13,11 +13,15 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from lewm.config import ModelConfig
+from lewm import cli
+from lewm.config import Config, ModelConfig
+from lewm.data.stats import action_stats, recorded_actions
+from lewm.data.store import EpisodeStore
 from lewm.errors import CheckpointError
 from lewm.model.official import import_official
 from lewm.model.vit import IMAGENET_MEAN, IMAGENET_STD
@@ -254,6 +258,18 @@ def test_import_records_its_source_and_the_action_statistics(small: Any, tmp_pat
     out = import_official(*write(tmp_path / "official", *small), tmp_path / "out", stats)
     assert LeWM.from_pretrained(out, device="cpu").action_stats == stats
     assert json.loads((out / "config.json").read_text())["imported_from"] == "weights.pt"
+
+
+def test_a_dataset_gives_statistics_and_recorded_actions(small: Any, tmp_path: Path, debug_config: Config) -> None:
+    assert debug_config.data is not None
+    files, out = write(tmp_path / "official", *small), tmp_path / "out"
+    assert cli.run(["import-official", *map(str, files), str(out), "--dataset", str(debug_config.data)]) == 0
+    model = LeWM.from_pretrained(out, device="cpu")
+    with EpisodeStore(debug_config.data) as store:
+        assert model.action_stats == action_stats(store.actions)
+        everything = recorded_actions(store.actions, store.lengths, np.arange(store.num_episodes))
+    assert model.recorded_actions is not None
+    assert np.array_equal(model.recorded_actions.numpy(), everything)
 
 
 def test_a_safetensors_file_imports_like_a_pt_file(small: Any, tmp_path: Path) -> None:
