@@ -345,8 +345,10 @@ def test_a_planner_is_named_with_what_it_does_differently() -> None:
         "icem 300×30, 10 elites, noise exponent 2, first spread 1.5, horizon 5, actions within ±1, effort 0.5, "
         "from the last plan"
     )
-    recorded = _planner(PlanConfig(solver="icem", recorded=3))
-    assert recorded == "icem 300×30, 30 elites, 3 iterations of recorded actions, noise like these, horizon 5"
+    recorded = _planner(PlanConfig(solver="icem", recorded=3, momentum=0.3))
+    first = "3 iterations of recorded actions, noise like these, momentum 0.3"
+    assert recorded == f"icem 300×30, 30 elites, {first}, horizon 5"
+    assert "momentum" not in _planner(PlanConfig(momentum=0.3))  # CEM has none
 
 
 @pytest.mark.slow

@@ -119,16 +119,18 @@ def _success_row(evaluation: Evaluated) -> list[str]:
 
 
 def _planner(plan: PlanConfig) -> str:
+    usual = PlanConfig()
     width = plan.samples if plan.solver in ("cem", "icem", "mppi") else plan.restarts
     elites = f", {plan.elites} elites" if plan.solver in ("cem", "icem") else ""
     noise = f", noise exponent {plan.noise_exponent:g}" if plan.solver == "icem" else ""
     if plan.recorded:
         noise = f", {plan.recorded} iterations of recorded actions, noise like these"
-    spread = f", first spread {plan.init_std:g}" if plan.init_std != PlanConfig().init_std else ""
+    momentum = f", momentum {plan.momentum:g}" if plan.solver == "icem" and plan.momentum != usual.momentum else ""
+    spread = f", first spread {plan.init_std:g}" if plan.init_std != usual.init_std else ""
     limit = f", actions within ±{plan.action_limit:g}" if plan.action_limit else ""
     effort = f", effort {plan.effort:g}" if plan.effort else ""
     warm = ", from the last plan" if plan.warm_start else ""
-    search = f"{plan.solver} {width}×{plan.iterations}{elites}{noise}{spread}"
+    search = f"{plan.solver} {width}×{plan.iterations}{elites}{noise}{momentum}{spread}"
     return f"{search}, horizon {plan.horizon}{limit}{effort}{warm}"
 
 
