@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lewm.envs.registry import make_env, register_env
     from lewm.model.world_model import LeWM
     from lewm.plan.mpc import Planner
+    from lewm.plan.tuned import tuned_plan
 
 _HOMES = {
     "Config": "lewm.config",
@@ -31,9 +32,21 @@ _HOMES = {
     "make_env": "lewm.envs.registry",
     "preset": "lewm.config",
     "register_env": "lewm.envs.registry",
+    "tuned_plan": "lewm.plan.tuned",
 }
 
-__all__ = ["Config", "LeWM", "PlanConfig", "Planner", "__version__", "collect", "make_env", "preset", "register_env"]
+__all__ = [
+    "Config",
+    "LeWM",
+    "PlanConfig",
+    "Planner",
+    "__version__",
+    "collect",
+    "make_env",
+    "preset",
+    "register_env",
+    "tuned_plan",
+]
 
 
 def __getattr__(name: str) -> Any:

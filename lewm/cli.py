@@ -113,6 +113,7 @@ class EvalArgs:
     env: str = Config.env  # The environment to plan in.
     manifest: str | None = None  # Short for --eval.manifest.
     solver: SolverName | None = None  # Short for --plan.solver.
+    tuned: bool = False  # Plan as was best for the environment's trained model; --plan.X still counts.
     fixed_flops: float | None = None  # Choose plan.iterations so that a plan takes at most so much arithmetic.
     # Where to write the results as JSON; None: evaluation.json in the checkpoint's folder, or, for a model given by
     # name, NAME_evaluation.json here.
@@ -134,14 +135,19 @@ def evaluate(arguments: list[str]) -> None:
     """Measure how often planning reaches an environment's frozen goals"""
     source, rest = _take_positional(arguments, "eval", "CHECKPOINT", "a model or run folder, a name or a hub id")
     from lewm import checkpoint
+    from lewm.envs.registry import env_entry
     from lewm.evaluate import animation, flops, runner
     from lewm.model.world_model import LeWM
+    from lewm.plan.tuned import tuned_plan
     from lewm.progress import progress_bar
 
     folder = checkpoint.resolve(source)
     run = from_dict(Config, checkpoint.load_document(folder).get("run", {}))
     default = EvalArgs(env=run.env, seed=run.seed, plan=run.plan, eval=run.eval)
     args = _parse(EvalArgs, rest, f"eval {source}", default)
+    if args.tuned:  # other defaults, so what was asked for is read again
+        tuned = tuned_plan(env_entry(args.env).name, run.plan)
+        args = _parse(EvalArgs, rest, f"eval {source}", replace(default, plan=tuned))
     plan = replace(args.plan, solver=args.solver) if args.solver else args.plan
     settings = replace(args.eval, manifest=args.manifest) if args.manifest else args.eval
     model = LeWM.from_pretrained(folder, args.device)

@@ -338,7 +338,7 @@ def _debug() -> Config:
         model=ModelConfig(encoder, predictor, embed_dim=8, projector_width=16),
         sigreg=SigregConfig(directions=16),
         train=dataclasses.replace(steps, log_every=2, val_every=4, val_batches=1, checkpoint_every=4),
-        plan=PlanConfig(horizon=2, samples=8, iterations=2, elites=2),
+        plan=PlanConfig(horizon=2, samples=8, iterations=3, elites=2),
         eval=EvalConfig(episodes=2, budget=10),
     )
 

@@ -24,9 +24,8 @@ evaluate() {
     [[ -e $results ]] || lewm eval "$model" --out "$results" "$@"
 }
 
-# All of it: pipeline NAME [options of `lewm train`]. The array `tuned`, which a script may set: options of `lewm eval`
-# that were best on tuning pairs (docs/planning.md), measured beside the paper's CEM. By default Reacher's.
-tuned=(--solver icem --plan.noise-exponent 2)
+# All of it: pipeline NAME [options of `lewm train`]. Settings that were best on tuning pairs (docs/planning.md) are measured
+# beside the paper's CEM.
 pipeline() {
     local name=$1 demos="" case manifest schedule planner options
     shift
@@ -44,8 +43,8 @@ pipeline() {
     # Nothing is chosen by these figures: all of them are reported.
     for case in {paper,strict}:{whole,shrinking}:{cem,tuned} paper:{soonest,receding}:{cem,tuned}; do
         IFS=: read -r manifest schedule planner <<<"$case"
-        options=(--manifest "$manifest" --plan.schedule "$schedule" --solver cem)
-        [[ $planner == cem ]] || options+=("${tuned[@]}")
+        options=(--manifest "$manifest" --plan.schedule "$schedule")
+        if [[ $planner == tuned ]]; then options+=(--tuned); else options+=(--solver "$planner"); fi
         results+=("$figures/${manifest}_${schedule}_${planner}_$pairs.json")
         (($(jobs -rp | wc -l) < ${EVAL_JOBS:-1})) || wait -n
         evaluate "$out" "${results[-1]}" --eval.episodes "$pairs" "${options[@]}" &

@@ -3,5 +3,4 @@
 # Arguments go to `lewm train`; runs/lib.sh says what the environment can change.
 source "$(dirname "$0")/lib.sh"
 : "${EPISODES:=16000}" "${EXPLORATION:=0.6}" "${MISTAKES:=0.7}"
-tuned=(--solver icem --plan.recorded 3 --plan.momentum 0.3 --plan.action-limit 1 --plan.warm-start)
 pipeline cube "$@"

@@ -4,5 +4,4 @@
 # dataset. Arguments go to `lewm train`; runs/lib.sh says what the environment can change.
 source "$(dirname "$0")/lib.sh"
 : "${EPISODES:=20000}" "${STEPS:=30000}"
-tuned=(--solver icem --plan.noise-exponent 0.5 --plan.action-limit 1 --plan.warm-start)
 pipeline pusht "$@"

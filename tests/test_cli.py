@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,9 @@ from PIL import Image
 
 from lewm import cli
 from lewm.cli import VERBS
-from lewm.config import PRESETS, Config
+from lewm.config import PRESETS, Config, preset, to_dict
 from lewm.evaluate.manifest import build_manifest
+from lewm.plan.tuned import tuned_plan
 from lewm.version import __version__
 
 
@@ -322,7 +323,7 @@ def test_eval_with_everything(lewm: Lewm, debug_run: Path, tmp_path: Path):
     assert document["goal_offset"] == 10
     assert document["config"]["plan"]["solver"] == "mppi"
     iterations = document["config"]["plan"]["iterations"]
-    assert iterations > 2, "more than the run's own"
+    assert iterations > preset("debug").plan.iterations, "more than the run's own"
     assert f"{iterations} iterations of mppi: 9." in answer.out
     assert document["config"]["eval"] == {"episodes": 2, "budget": 10, "manifest": str(pairs), "workers": 2}
     videos = out.with_name("result_videos")
@@ -339,6 +340,15 @@ def test_recorded_actions_are_for_the_solver_that_is_named_last(lewm: Lewm, debu
     answer = lewm("eval", debug_run, *options, "--solver", "icem")
     assert (answer.status, answer.err) == (0, "")
     assert json.loads((tmp_path / "result.json").read_text())["config"]["plan"]["recorded"] == 1
+
+
+def test_tuned_plans_are_the_environments_but_for_what_is_asked(lewm: Lewm, debug_run: Path, tmp_path: Path):
+    out = tmp_path / "result.json"
+    options = ("--device", "cpu", "--out", out, "--eval.episodes", 1, "--tuned", "--plan.noise-exponent", 0)
+    answer = lewm("eval", debug_run, *options)
+    assert (answer.status, answer.err) == (0, "")
+    asked = replace(tuned_plan("tworoom", preset("debug").plan), noise_exponent=0.0)
+    assert json.loads(out.read_text())["config"]["plan"] == to_dict(asked)
 
 
 def test_a_solver_must_exist(lewm: Lewm, debug_run: Path):

@@ -1,0 +1,30 @@
+"""What was best for the trained model of each environment, on pairs to choose settings on (docs/planning.md).
+
+The paper's own planning is the default everywhere else, because figures are compared by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lewm.config import PlanConfig
+from lewm.errors import ConfigError
+
+_BOUNDED: dict[str, Any] = {"solver": "icem", "schedule": "shrinking", "warm_start": True, "action_limit": 1.0}
+TUNED: dict[str, dict[str, Any]] = {
+    "tworoom": {**_BOUNDED, "noise_exponent": 1.0},
+    "pusht": {**_BOUNDED, "noise_exponent": 0.5},
+    "reacher": {"solver": "icem", "schedule": "shrinking", "noise_exponent": 2.0},
+    "cube": {**_BOUNDED, "recorded": 3, "momentum": 0.3},
+}
+
+
+def tuned_plan(env: str, plan: PlanConfig | None = None) -> PlanConfig:
+    """``plan`` (None: the paper's) with the settings that were best in the environment of this short name."""
+    if env not in TUNED:
+        raise ConfigError(
+            f"Plans have been tuned for {', '.join(TUNED)}, not for {env!r}. Choose settings yourself, as "
+            "docs/evaluation.md says."
+        )
+    return replace(plan or PlanConfig(), **TUNED[env])
