@@ -205,7 +205,7 @@ def test_a_card_has_the_figures_of_the_exported_model(exported: Path, debug_run:
     assert cells[4].endswith(f"({random['successes']}/2)")
     assert "[" in cells[2], "an interval"
     assert cells[6] == f"{rates['already solved at the start']['successes']}/2"
-    assert cells[7] == "cem 8×2, 2 elites, horizon 2"
+    assert cells[7] == "cem 8×3, 2 elites, horizon 2"
     for part in ("8 of 8, 4 windows each", "minutes", "goals 25 steps ahead, 10 actions", "AdamW", "lewm/TwoRoom-v0"):
         assert part in card
     assert "lewm eval toy --plan.schedule shrinking" in card

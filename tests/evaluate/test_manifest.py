@@ -108,6 +108,7 @@ def test_strict_goes_on_where_the_papers_pairs_end(env_name: str):
 
 @ALL_ENVS
 @ALL_MANIFESTS
+@pytest.mark.usefixtures("frozen_arithmetic")
 def test_rebuilding_gives_the_pairs(env_name: str, name: str, tmp_path: Path):
     demonstrations, frozen = demonstrations_of(env_name), load_manifest(env_name, name)
     options = {"unsolved_only": name == "strict", "demonstrations": demonstrations}
@@ -127,6 +128,7 @@ def cut_at(states: np.ndarray, pair: EpisodeSpec) -> int | None:
 
 
 @ALL_ENVS
+@pytest.mark.usefixtures("frozen_arithmetic")
 def test_the_recorded_actions_lead_from_each_start_to_its_goal(env_name: str):
     demonstrations, pairs = demonstrations_of(env_name), list(load_manifest(env_name).first(4))
     with make_env(env_name, resolution=8) as env:
@@ -145,6 +147,7 @@ def test_the_recorded_actions_lead_from_each_start_to_its_goal(env_name: str):
 
 
 @ALL_ENVS
+@pytest.mark.usefixtures("frozen_arithmetic")
 def test_the_frozen_pairs_end_before_the_tuning_ones_begin(env_name: str):
     """Episodes are numbered, and pairs cut in their order: it is enough to know where the longer manifest ends."""
     what = (env_name, 8, HELD_OUT_SEED, LAST_EPISODE[env_name])
