@@ -12,6 +12,7 @@ search goes on, so it follows several ways down at the same time. Both plan with
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ import tyro
 
 from lewm.config import PlanConfig
 from lewm.envs.registry import env_entry
+from lewm.errors import LewmError
 from lewm.evaluate.manifest import load_manifest
 from lewm.evaluate.policies import PlanningPolicy
 from lewm.evaluate.runner import run_episodes
@@ -30,6 +32,7 @@ from lewm.plan.icem import ICEM, colour
 from lewm.plan.mpc import Planner
 from lewm.plan.solver import Problem, Search
 from lewm.plan.tuned import tuned_plan
+from lewm.types import EpisodeSpec
 
 BUDGET = 50
 SEED = 0
@@ -61,9 +64,9 @@ class Greedy(ICEM):
         return search.next(kept_BEHA[:, 0], torch.zeros_like(mean_BHA) + spread, memory)
 
 
-def row(name: str, planner: Planner, env: str, manifest: Path, pairs: int) -> str:
+def row(name: str, planner: Planner, env: str, specs: Sequence[EpisodeSpec]) -> str:
     """Run the pairs once: a line of the table."""
-    model, specs = planner.model, load_manifest(env, manifest).first(pairs)
+    model = planner.model
     shared = {"resolution": model.image_size, "frame_skip": model.frame_skip, "budget": BUDGET}
     workers = os.cpu_count() or 1 if env_entry(env).slow else 1
     results = run_episodes(PlanningPolicy(planner, SEED), env, specs, workers=workers, **shared)
@@ -75,12 +78,15 @@ def main(
     model: Path, env: str, manifest: Path, pairs: int = 32, precision: Literal["auto", "float32", "bf16"] = "auto"
 ) -> None:
     """Print a row for iCEM and one for the greedy search."""
-    world_model = LeWM.from_pretrained(model)
-    plan = tuned_plan(env, PlanConfig(precision=precision))
+    try:
+        world_model, plan = LeWM.from_pretrained(model), tuned_plan(env, PlanConfig(precision=precision))
+        specs = load_manifest(env, manifest).first(pairs)
+    except LewmError as error:
+        raise SystemExit(f"Error: {error}") from error
     print(f"{env}, {pairs} pairs, {plan.schedule} plans, {world_model.device}")
     print(f"{'':10s}{'success':>30s}{'imagined':>10s}")
     for name, solver in {"icem": ICEM(plan), "greedy": Greedy(plan)}.items():
-        print(row(name, Planner(world_model, solver, plan), env, manifest, pairs), flush=True)
+        print(row(name, Planner(world_model, solver, plan), env, specs), flush=True)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Manifest:
 
     def first(self, count: int) -> tuple[EpisodeSpec, ...]:
         """The first ``count`` pairs."""
-        if count > len(self.pairs):
+        if not 1 <= count <= len(self.pairs):
             raise ConfigError(f"eval.episodes is {count}, but {self.environment} has {len(self.pairs)} pairs to solve.")
         return self.pairs[:count]
 
