@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${LEWM_PUSHT_DEMOS:?is not set: name the Push-T demonstrations, an .npz file or a LeRobot dataset}"
-# Cube's episodes depend on how OpenBLAS rounds (docs/environments.md). This is how they were made; it takes AVX-512.
+# Cube's episodes depend on how OpenBLAS rounds (docs/environments.md). These kernels, for AVX-512, give the frozen pairs.
 export OPENBLAS_CORETYPE=SkylakeX
 .venv/bin/python - <<'PY'
 import os

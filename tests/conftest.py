@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 # Cube's arm controller solves small systems with OpenBLAS, which rounds differently from CPU to CPU, and contacts
-# magnify that. The frozen pairs were made with its kernels for AVX-512. It chooses when NumPy is imported.
+# magnify that. Its kernels for AVX-512 give the frozen pairs. It chooses when NumPy is imported.
 CPU = Path("/proc/cpuinfo")
 HAS_AVX512 = CPU.is_file() and {f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl")} <= {*CPU.read_text().split()}
 if HAS_AVX512:
@@ -33,9 +33,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture
 def frozen_arithmetic(env_name: str) -> None:
-    """For tests that simulate frozen episodes anew: Cube's need the arithmetic with which they were made."""
+    """For tests that simulate frozen episodes anew: Cube's need the arithmetic that gives them."""
     if env_name == "cube" and not HAS_AVX512:
-        pytest.skip("Cube's frozen pairs were made with OpenBLAS's kernels for AVX-512, which this CPU cannot run")
+        pytest.skip("Cube's frozen pairs come from OpenBLAS's kernels for AVX-512, which this CPU cannot run")
 
 
 @pytest.fixture(scope="session")
