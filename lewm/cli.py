@@ -175,7 +175,7 @@ class ExportArgs:
 
     run: tyro.conf.Positional[str]  # A run folder: its newest checkpoint; or any model folder.
     out: tyro.conf.Positional[Path]  # The folder to write; what else is in it stays.
-    evaluations: tuple[Path, ...] = ()  # Results of `lewm eval OUT`, for the card.
+    evaluations: tuple[Path, ...] = ()  # Results of `lewm eval OUT`, for the card; they join those that it has.
 
 
 def export(arguments: list[str]) -> None:
@@ -185,8 +185,8 @@ def export(arguments: list[str]) -> None:
     from lewm.export.writer import export_run
 
     out = export_run(args.run, args.out, args.evaluations)
-    size = (out / checkpoint.WEIGHTS).stat().st_size / 1e6
-    _say(f"Exported to {out}: {size:.1f} MB of weights, {len(args.evaluations)} evaluations in the card.")
+    size, evaluations = (out / checkpoint.WEIGHTS).stat().st_size / 1e6, checkpoint.load_document(out)["evaluations"]
+    _say(f"Exported to {out}: {size:.1f} MB of weights, {len(evaluations)} evaluations in the card.")
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,35 @@ def test_a_card_has_the_figures_of_the_exported_model(exported: Path, debug_run:
     assert contents(exported) == before, "exporting again changes nothing, in whatever order the results come"
 
 
+def test_a_card_keeps_its_figures_as_long_as_the_weights_stay(
+    exported: Path, debug_run: Path, debug_config: Config, tmp_path: Path
+) -> None:
+    whole, late, again = (
+        evaluation_of(exported, tmp_path / f"{name}.json", schedule=schedule)
+        for name, schedule in (("whole", "whole"), ("late", "shrinking"), ("again", "whole"))
+    )
+    export_run(debug_run, exported, [whole, late])
+    together = contents(exported)
+    export_run(debug_run, tmp_path / "other" / "toy", [late])
+    export_run(debug_run, tmp_path / "other" / "toy", [whole])
+    assert contents(tmp_path / "other" / "toy") == together, "one after the other is as good as together"
+    assert contents(export_run(debug_run, exported)) == together
+    assert contents(export_run(exported, tmp_path / "copies" / "toy")) == together
+
+    document = json.loads(again.read_text())
+    document["rates"]["random policy"]["successes"] = 1
+    document["config"]["eval"]["workers"] = 2
+    again.write_text(json.dumps(document))
+    card = (export_run(debug_run, exported, [again]) / CARD).read_text()
+    (row,) = (line for line in card.splitlines() if line.startswith("| paper | whole |"))
+    assert "(1/2)" in row, "a second answer to a question takes the place of the first"
+    assert "| paper | shrinking |" in card
+
+    shorter = replace(debug_config, out=tmp_path / "run", train=replace(debug_config.train, steps=2))
+    train(shorter)
+    assert "Not evaluated yet." in (export_run(tmp_path / "run", exported) / CARD).read_text(), "other weights"
+
+
 def test_figures_of_other_weights_are_refused(exported: Path, debug_run: Path, tmp_path: Path) -> None:
     before = contents(exported)
     of_the_run = evaluation_of(debug_run / "checkpoints" / "step_0000008", tmp_path / "run.json")
@@ -387,3 +416,5 @@ def test_the_verb(debug_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     card = (out / CARD).read_text()
     assert "| paper | whole |" in card
     assert "| paper | receding |" in card
+    assert cli.run(["export", str(debug_run), str(out)]) == 0
+    assert capsys.readouterr().out.count("2 evaluations in the card.") == 1

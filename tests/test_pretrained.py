@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lewm.checkpoint import pretrained_models
+from lewm.checkpoint import load_document, pretrained_models
 from lewm.data.collect import HELD_OUT_SEED, generate_episode
+from lewm.export.card import CARD, model_card
 from lewm.model.world_model import LeWM
 
 # How much of a frame's change is left unpredicted at most. Push-T's model knows replays of demonstrations; what moves
@@ -17,6 +18,13 @@ FRAMES = 12
 
 def test_every_model_is_here():
     assert sorted(pretrained_models()) == sorted(UNFORESEEN)
+
+
+@pytest.mark.parametrize("name", UNFORESEEN)
+def test_a_card_says_what_the_model_knows_of_itself(name: str):
+    folder = pretrained_models()[name]
+    card = model_card(name, load_document(folder), LeWM.from_pretrained(name, device="cpu"))
+    assert (folder / CARD).read_text(encoding="utf-8") == card
 
 
 @pytest.mark.parametrize("name", UNFORESEEN)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from lewm import checkpoint
-from lewm.config import SCHEDULES, Config, PlanConfig, from_dict
+from lewm.config import SCHEDULES, Config, EvalConfig, PlanConfig, from_dict, to_dict
 from lewm.errors import DataError
 from lewm.evaluate.stats import Rate
-from lewm.export.commands import collect_command, eval_command, train_command
+from lewm.export.commands import asked_for, collect_command, eval_command, train_command
 from lewm.model.world_model import LeWM
 
 CARD = "README.md"
@@ -55,11 +56,43 @@ class Evaluated:
             raise DataError(f"{path} has figures of other weights ({expected}). {remedy}.")
         return Evaluated(*what)
 
+    @staticmethod
+    def remembered(entry: dict[str, Any], run: Config) -> Evaluated:
+        """What ``entry`` returned, for a model of this run."""
+        settings = to_dict(run)
+        for name, value in entry["settings"].items():
+            *sections, field = name.split(".")
+            reduce(dict.__getitem__, sections, settings)[field] = value
+        rates = {name: Rate(*counts) for name, counts in entry["rates"].items()}
+        rest = entry["seconds_per_plan"], entry["device"], entry["versions"]
+        return Evaluated(from_dict(Config, settings), entry["goal_offset"], rates, *rest)
 
-def model_card(name: str, description: dict[str, Any], model: LeWM, evaluations: Sequence[Evaluated]) -> str:
+    def entry(self, run: Config) -> dict[str, Any]:
+        """As plain JSON values, for config.json; its settings are those that the model's run does not have."""
+        return {
+            "settings": asked_for(run, self.config),
+            "goal_offset": self.goal_offset,
+            "rates": {name: [rate.successes, rate.total] for name, rate in self.rates.items()},
+            "seconds_per_plan": self.seconds_per_plan,
+            "device": self.device,
+            "versions": self.versions,
+        }
+
+    @property
+    def question(self) -> tuple[int, PlanConfig, EvalConfig]:
+        """What was asked: a second answer to it takes the place of the first. Processes have no part in it."""
+        return self.config.seed, self.config.plan, replace(self.config.eval, workers=0)
+
+
+def in_order(evaluations: Iterable[Evaluated]) -> list[Evaluated]:
+    """As a card lists them: schedules of one planner together, where they can be compared; the last answer counts."""
+    return sorted({evaluation.question: evaluation for evaluation in evaluations}.values(), key=_place_in_table)
+
+
+def model_card(name: str, description: dict[str, Any], model: LeWM) -> str:
     """The Markdown of a card. description: what the model's config.json says."""
     run = from_dict(Config, description["run"])
-    evaluations = sorted(evaluations, key=_place_in_table)
+    evaluations = [Evaluated.remembered(entry, run) for entry in description["evaluations"]]
     sections = [
         "---\nlibrary_name: lewm\nlicense: mit\ntags: [world-model, planning]\n---",
         _introduction(name, description, model),
@@ -102,7 +135,6 @@ def _success(evaluations: Sequence[Evaluated]) -> str:
 
 
 def _place_in_table(evaluation: Evaluated) -> tuple[str, str, int]:
-    """Schedules of one planner stand together, where they can be compared."""
     plan = evaluation.config.plan
     return _manifest(evaluation), _planner(plan), SCHEDULES.index(plan.schedule)
 

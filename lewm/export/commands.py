@@ -35,8 +35,13 @@ def train_command(config: Config) -> str:
 
 def eval_command(name: str, run: Config, config: Config) -> str:
     """`lewm eval` for an evaluation with ``config`` of the model ``name``, whose run's settings are the defaults."""
-    asked = replace(run, env=config.env, seed=config.seed, plan=config.plan, eval=config.eval)
-    return shlex.join(["lewm", "eval", name, *_options(_changes(to_dict(run), to_dict(asked)))])
+    return shlex.join(["lewm", "eval", name, *_options(asked_for(run, config))])
+
+
+def asked_for(run: Config, config: Config) -> dict[str, Any]:
+    """The settings of an evaluation with ``config`` that are not those of the model's run, by dotted name."""
+    evaluated = replace(run, env=config.env, seed=config.seed, plan=config.plan, eval=config.eval)
+    return _changes(to_dict(run), to_dict(evaluated))
 
 
 def portable(config: Config) -> Config:

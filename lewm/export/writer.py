@@ -1,12 +1,13 @@
 """Export a run: a small folder from which anyone can plan, and that says where the model comes from.
 
     OUT/model.safetensors     weights in bf16, 36 MB at full size
-    OUT/config.json           architecture, action statistics, dataset, training, settings
+    OUT/config.json           architecture, action statistics, dataset, training, settings, evaluations
     OUT/actions.safetensors   action sequences of the training data, for planners to try
     OUT/README.md             the model card: figures with intervals, and the commands that repeat them
 
 The same run gives the same bytes, so that an evaluation of the exported folder stays valid when the run is exported
-again, now with its figures: its file names the SHA-256 of the weights that it measured.
+again, now with its figures: its file names the SHA-256 of the weights that it measured. What an earlier export of the
+same weights knew of dataset and evaluations is kept.
 """
 
 from __future__ import annotations
@@ -20,34 +21,39 @@ import torch
 from lewm import checkpoint
 from lewm.config import Config, from_dict, to_dict
 from lewm.data.store import EpisodeStore
-from lewm.export.card import CARD, Evaluated, model_card
+from lewm.export.card import CARD, Evaluated, in_order, model_card
 from lewm.export.commands import portable
 from lewm.model.world_model import LeWM
 from lewm.train.logs import read_metrics
 
 
 def export_run(source: str | Path, out: Path, evaluations: Sequence[Path] = ()) -> Path:
-    """Write the model of a run (or of any model's folder) to ``out``, with a card that has these evaluations of it.
+    """Write the model of a run (or of any model's folder) to ``out``, with a card that has the evaluations of it.
 
-    evaluations: files that `lewm eval` wrote, of the exported weights: others are refused, and nothing is written.
+    evaluations: files that `lewm eval` wrote, of the exported weights: others are refused, and nothing is written. They
+        join those of earlier exports of these weights, and take the places of earlier answers to the same question.
     """
     folder = checkpoint.resolve(source)
     document = checkpoint.load_document(folder)
     model = LeWM.from_pretrained(folder, device="cpu")
     tensors = bf16_tensors(model)
     digest = checkpoint.weights_digest(tensors)
-    evaluated = [Evaluated.read(path, digest) for path in evaluations]
+    new = [Evaluated.read(path, digest) for path in evaluations]
     recorded = document.get("run", {})
     run = from_dict(Config, recorded)
+    earlier = _earlier_export(out, digest)
+    entries = (entry for known in (_earlier_export(folder, digest), earlier) for entry in known.get("evaluations", ()))
+    evaluated = in_order((*(Evaluated.remembered(entry, run) for entry in entries), *new))
     description: dict[str, Any] = {
         **document,
         **model.describe(),
         "environment": run.env if recorded else None,  # imported weights do not say
         "training": _training(folder, document),
-        "data": document.get("data") or _data_facts(run) or _known_data(out, digest),
+        "data": document.get("data") or _data_facts(run) or earlier.get("data"),
         "run": to_dict(portable(run)) if recorded else {},
+        "evaluations": [evaluation.entry(run) for evaluation in evaluated],
     }
-    card = model_card(out.name, description, model, evaluated)
+    card = model_card(out.name, description, model)
     return checkpoint.save_model(out, tensors, description, {CARD: card}, model.recorded_actions)
 
 
@@ -83,9 +89,9 @@ def _data_facts(run: Config) -> dict[str, Any] | None:
         return {"environment": store.environment, **counts, **sizes, **recorded}
 
 
-def _known_data(out: Path, digest: str) -> dict[str, Any] | None:
-    """The facts from an earlier export of the same weights, made where the dataset was."""
+def _earlier_export(out: Path, digest: str) -> dict[str, Any]:
+    """What an earlier export of the same weights says, made where the dataset and the results were; else nothing."""
     if not (out / checkpoint.CONFIG).is_file():
-        return None
+        return {}
     earlier = checkpoint.load_document(out)
-    return earlier.get("data") if earlier.get("weights_sha256") == digest else None
+    return earlier if earlier.get("weights_sha256") == digest else {}
