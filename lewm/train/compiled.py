@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from lewm.model.world_model import LeWM
 from lewm.train.objective import lewm_loss
 from lewm.train.step import preferred_attention, step_precision, view
 from lewm.types import Batch
+
+# What the compiler remarks on and nobody can act on: SIGReg's sums are float32 on purpose, the other choice is its own.
+_REMARKS = (r"\s*Online softmax is disabled on the fly", r"\s*TensorFloat32 tensor cores for float32")
 
 
 def wants_compiling(settings: TrainConfig, device: torch.device) -> bool:
@@ -37,6 +41,8 @@ def compile_parts(
     checkpoints use the model itself, so that no other shape or mode is ever compiled.
     """
     mode = "max-autotune-no-cudagraphs" if settings.compile == "max-autotune" else None
+    for remark in _REMARKS:
+        warnings.filterwarnings("ignore", remark, UserWarning, r"torch\._inductor")
 
     def compiled(part: Any) -> Any:
         return torch.compile(part, fullgraph=True, dynamic=False, mode=mode, backend=backend)

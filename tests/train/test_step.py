@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -195,3 +196,17 @@ def test_a_coarse_step_is_a_step_on_halved_frames(model: LeWM, batch: Batch) -> 
 @pytest.mark.parametrize(("coarse_steps", "phases"), [(0, [False]), (3, [True, False]), (7, [True, False])])
 def test_the_phases_of_a_run(model: LeWM, coarse_steps: int, phases: list[bool]) -> None:
     assert list(phase_models(model, replace(CONFIG.train, steps=8, coarse_steps=coarse_steps))) == phases
+
+
+def test_only_the_compilers_remarks_are_kept_from_the_user(model: LeWM) -> None:
+    remarks = (
+        "\nOnline softmax is disabled on the fly since Inductor decides to\nsplit the reduction.",
+        "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.",
+    )
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        compile_parts(phase_models(model, CONFIG.train), make_sigreg(CONFIG), CONFIG.train, backend="aot_eager")
+        for text in (*remarks, "something is wrong"):
+            warnings.warn_explicit(text, UserWarning, "compile_fx.py", 1, module="torch._inductor.compile_fx")
+        warnings.warn_explicit(remarks[1], UserWarning, "mine.py", 1, module="mine")
+    assert [str(warning.message) for warning in shown] == ["something is wrong", remarks[1]]
