@@ -27,7 +27,9 @@ RATE = "planning with the world model"
 
 
 def lewm(*arguments: object, **environment: str) -> None:
-    subprocess.run([sys.executable, "-m", "lewm", *map(str, arguments)], check=True, env=os.environ | environment)
+    done = subprocess.run([sys.executable, "-m", "lewm", *map(str, arguments)], env=os.environ | environment)
+    if done.returncode:
+        raise SystemExit(done.returncode)  # what went wrong has been said
 
 
 def empty_caches(folder: Path) -> dict[str, str]:
