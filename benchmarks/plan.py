@@ -3,10 +3,10 @@
     python benchmarks/plan.py [--device cuda] [--json FILE] [--curve MODEL --env ENV --pairs 50]
 
 Prints milliseconds per plan of 300 candidates x 30 iterations x 5 blocks with the full-size network for 1, 10 and 50
-environments, the ratio, and the share of the arithmetic limit that ours reaches; then the latency of ``Planner.plan``,
-encoding included. On a CPU fewer iterations are run and the time is scaled to 30; both solvers then get the same noise
-and must return the same plans. With a trained model, also its success against planning time, for all solvers at several
-budgets (benchmarks/solvers.py).
+environments, the ratio, and the share of the arithmetic limit that ours reaches; then the search alone, of whole plans
+and for the schedule "soonest", and the latency of ``Planner.plan``, encoding included. On a CPU fewer iterations are
+run and the time is scaled to 30; both solvers then get the same noise and must return the same plans. With a trained
+model, also its success against planning time, for all solvers at several budgets (benchmarks/solvers.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import statistics
 import tempfile
@@ -30,7 +31,7 @@ from gymnasium.spaces import Box
 from solvers import print_table, solver_rows
 
 from lewm import LeWM, Planner
-from lewm.config import PlanConfig
+from lewm.config import PlanConfig, ScheduleName
 from lewm.evaluate.manifest import load_manifest
 from lewm.plan.mpc import Request
 from lewm.plan.solver import Problem
@@ -164,15 +165,16 @@ def latency(model: LeWM, device: str, repeats: int = 200) -> dict[str, float]:
     return {"p50_ms": p50, "p99_ms": p99, "p99/p50": p99 / p50}
 
 
-def search_only(model: LeWM, environments: int, precision: str = "auto") -> float:
+def search_only(model: LeWM, environments: int, precision: str, schedule: ScheduleName = "whole") -> float:
     """Milliseconds of the search itself: no pixels; on CUDA a recorded graph."""
-    planner = Planner(model, config=PlanConfig(precision=precision))
+    planner = Planner(model, config=PlanConfig(precision=precision, schedule=schedule))
+    searches = environments * (HORIZON if schedule == "soonest" else 1)
     device = model.device
     z = torch.randn(environments, 1, 192, device=device)
-    start = torch.zeros(environments, HORIZON, SKIP * ACTION_DIM, device=device)
-    arguments = (z, z.new_zeros(environments, 0, 10), z[:, 0] + 1, torch.arange(environments, device=device), start)
+    start = torch.zeros(searches, HORIZON, SKIP * ACTION_DIM, device=device)
+    arguments = (z, z.new_zeros(environments, 0, 10), z[:, 0] + 1, torch.arange(searches, device=device), start)
     repeats = 30 if device.type == "cuda" else 2
-    return time_it(repeats, device.type, lambda: planner._search(arguments, planner.objectives))[0] * 1000
+    return time_it(repeats, device.type, lambda: planner._search(arguments))[0] * 1000
 
 
 def main() -> None:
@@ -204,11 +206,13 @@ def main() -> None:
             "{environments:>12} {ours_ms:>10.1f} {public_ms:>10.1f} {ratio:>7.1f} {tflops:>8.1f}".format(**row),
             flush=True,
         )
-    for precision in ("bf16", "float32"):
-        # A CPU takes as long for each environment as for one.
-        times = {b: search_only(model, b, precision) for b in (args.environments if args.device == "cuda" else [1])}
-        results[f"search_only_{precision}_ms"] = times
-        print(f"search alone, {precision}: " + ", ".join(f"{b}: {ms:.1f} ms" for b, ms in times.items()), flush=True)
+    # A CPU takes as long for each environment as for one.
+    environments = args.environments if args.device == "cuda" else [1]
+    for precision, schedule in itertools.product(("bf16", "float32"), ("whole", "soonest")):
+        times = {b: search_only(model, b, precision, schedule) for b in environments}
+        results[f"search_only_{schedule}_{precision}_ms"] = times
+        listed = ", ".join(f"{b}: {ms:.1f} ms" for b, ms in times.items())
+        print(f"search alone, {schedule}, {precision}: {listed}", flush=True)
     results["latency"] = latency(model, args.device, 200 if args.device == "cuda" else 3)
     print("Planner.plan: " + ", ".join(f"{name} {value:.2f}" for name, value in results["latency"].items()))
     if args.json:

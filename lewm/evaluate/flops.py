@@ -15,9 +15,9 @@ GRADIENT_FACTOR = 3
 
 def iteration_flops(model: ModelConfig, plan: PlanConfig) -> int:
     """What one iteration of a search costs, for a plan that starts from a full history."""
-    searches = plan.horizon if plan.schedule == "soonest" else 1
+    horizons = range(1, plan.horizon + 1) if plan.schedule == "soonest" else (plan.horizon,)
     factor = GRADIENT_FACTOR if make_solver(plan).needs_gradient else 1
-    return searches * plan.samples * factor * rollout_flops(model, model.history, plan.horizon)
+    return plan.samples * factor * sum(rollout_flops(model, model.history, horizon) for horizon in horizons)
 
 
 def with_fixed_flops(model: ModelConfig, plan: PlanConfig, flops: float) -> PlanConfig:

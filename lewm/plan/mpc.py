@@ -16,12 +16,12 @@ import torch
 
 from lewm.config import PlanConfig
 from lewm.errors import PlanningError
-from lewm.plan.cost import OBJECTIVES, ControlEffort, Objective, TotalCost, add_up, squared_distance
+from lewm.plan.cost import OBJECTIVES, ArrivalCost, ControlEffort, Objective, TotalCost, add_up, squared_distance
 from lewm.plan.graph import Recorder
 from lewm.plan.schedule import soonest
 from lewm.plan.solver import Precedents, Problem, Search, Solver, Stopping, solve
 from lewm.plan.solvers import make_solver
-from lewm.types import Array, Context, Plan, WorldModel
+from lewm.types import Array, Context, Cost, Plan, WorldModel
 
 # Goals whose embeddings are kept.
 KEPT_GOALS = 1024
@@ -90,8 +90,8 @@ class Planner:
                 "The schedule 'soonest' has an objective of its own, the distance at each horizon; it takes no others. "
                 "Choose another schedule, or plan without objectives."
             )
-        self._effort: list[Objective] = [ControlEffort(self.config.effort)] if self.config.effort else []
-        self.objectives = list(objectives or [OBJECTIVES[self.config.objective], *self._effort])
+        effort: list[Objective] = [ControlEffort(self.config.effort)] if self.config.effort else []
+        self.objectives = list(objectives or [OBJECTIVES[self.config.objective], *effort])
         self.block_dim = model.frame_skip * model.action_dim
         # Fails now, not after a search, for a model without action statistics.
         model.denormalise_actions(torch.zeros(self.block_dim, device=model.device))
@@ -146,69 +146,64 @@ class Planner:
         inputs = z_BTD, past_BTA, goal_BD, keys_B, start_BHA
         if self.config.schedule == "soonest":
             return self._solve_all_horizons(inputs, horizon)
-        actions_BHA, z_BSHD = self._search(inputs, self.objectives)
+        actions_BHA, z_BSHD = self._search(inputs)
         cost_B1 = add_up(self.objectives, z_BSHD, goal_BD, actions_BHA.unsqueeze(1))
         return self._as_plans(actions_BHA, cost_B1, squared_distance(z_BSHD[:, 0], goal_BD.unsqueeze(1)))
 
     def _solve_all_horizons(self, inputs: tuple[torch.Tensor, ...], horizon: int) -> list[Plan]:
         """The schedule "soonest": one search per horizon, then the shortest good plan of each episode."""
-        batch = len(inputs[0])
-        repeated = tuple(tensor.repeat_interleave(horizon, 0) for tensor in inputs)
-        step_B = torch.arange(horizon, device=self.model.device).repeat(batch)
+        z_BTD, past_BTA, goal_BD, keys_B, start_BHA = inputs
         # Searches of one episode must not share their noise.
-        repeated = (*repeated[:3], repeated[3] + step_B, repeated[4])
-        objectives: list[Objective] = [functools.partial(_distance_at_step, step_B), *self._effort]
-        actions_BHA, z_BSHD = self._search(repeated, objectives)
-        reached_BH = squared_distance(z_BSHD[:, 0], repeated[2].unsqueeze(1))
-        nearest_BH = reached_BH.gather(1, step_B.unsqueeze(1)).view(batch, horizon)
+        keys = (torch.arange(horizon, device=keys_B.device).unsqueeze(1) + keys_B).flatten()
+        plans, z_BSHD = self._search((z_BTD, past_BTA, goal_BD, keys, start_BHA.repeat(horizon, 1, 1)))
+        reached_BSH = squared_distance(z_BSHD, goal_BD[:, None, None])  # S: the horizons that were searched for
+        nearest_BH = reached_BSH.diagonal(dim1=1, dim2=2)
         chosen = [soonest(row) for row in nearest_BH.cpu().numpy()]
-        rows = torch.tensor([i * horizon + h - 1 for i, h in enumerate(chosen)], device=self.model.device)
-        plans = self._as_plans(actions_BHA[rows], nearest_BH.view(-1, 1)[rows], reached_BH[rows])
+        at = torch.arange(len(chosen)), torch.tensor(chosen) - 1
+        found = self._as_plans(_by_episode(plans, len(z_BTD))[at], nearest_BH[at].unsqueeze(1), reached_BSH[at])
         skip = self.model.frame_skip
         return [
-            Plan(plan.actions[: h * skip], plan.cost, plan.distances[:h]) for plan, h in zip(plans, chosen, strict=True)
+            Plan(plan.actions[: h * skip], plan.cost, plan.distances[:h]) for plan, h in zip(found, chosen, strict=True)
         ]
 
-    def _search(
-        self, inputs: tuple[torch.Tensor, ...], objectives: Sequence[Objective]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the solver: z-scored plans (B, H, A), and where they lead, (B, 1, H, D)."""
+    def _search(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the solver, S times for each episode: z-scored plans (S*B, H, A), and where they lead, (B, S, H, D)."""
         stopping = Stopping(self.config.stop_spread, self.config.budget_ms and self.config.budget_ms / 1000)
         if not stopping.possible:
-            search = functools.partial(self._search_to_the_end, objectives)
-            actions_BHA, z_BSHD = self._record("search", search, *inputs)
-            return actions_BHA, z_BSHD
+            plans, z_BSHD = self._record("search", self._search_to_the_end, *inputs)
+            return plans, z_BSHD
 
         def step(search: Search) -> Search:
-            after = self._record("step", functools.partial(self._step, objectives), *inputs, *search.tensors())
-            return Search.of(*after)
+            return Search.of(*self._record("step", self._step, *inputs, *search.tensors()))
 
-        actions_BHA = solve(self.solver, self._problem(objectives, *inputs), stopping, step)
-        (z_BSHD,) = self._record("imagine", self._imagine, *inputs[:2], actions_BHA)
-        return actions_BHA, z_BSHD
+        plans = solve(self.solver, self._problem(*inputs), stopping, step)
+        (z_BSHD,) = self._record("imagine", self._imagine, *inputs[:2], plans)
+        return plans, z_BSHD
 
-    def _search_to_the_end(self, objectives: Sequence[Objective], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        actions_BHA = solve(self.solver, self._problem(objectives, *inputs))
-        return actions_BHA, *self._imagine(inputs[0], inputs[1], actions_BHA)
+    def _search_to_the_end(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        plans = solve(self.solver, self._problem(*inputs))
+        return plans, *self._imagine(inputs[0], inputs[1], plans)
 
-    def _step(self, objectives: Sequence[Objective], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _step(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One step of a search, from the five inputs of a problem and the tensors of the search."""
-        return self.solver.step(self._problem(objectives, *tensors[:5]), Search.of(*tensors[5:])).tensors()
+        return self.solver.step(self._problem(*tensors[:5]), Search.of(*tensors[5:])).tensors()
 
     def _problem(
         self,
-        objectives: Sequence[Objective],
         z_BTD: torch.Tensor,
         past_BTA: torch.Tensor,
         goal_BD: torch.Tensor,
-        keys_B: torch.Tensor,
-        start_BHA: torch.Tensor,
+        keys: torch.Tensor,
+        start: torch.Tensor,
     ) -> Problem:
-        cost = TotalCost(functools.partial(self._rollout, z_BTD, past_BTA), goal_BD, objectives)
-        horizon, skip = start_BHA.shape[1], self.model.frame_skip
+        """keys, start: of as many searches as there are episodes, or of H times as many (see ``ArrivalCost``)."""
+        cost: Cost = TotalCost(functools.partial(self._rollout, z_BTD, past_BTA), goal_BD, self.objectives)
+        if self.config.schedule == "soonest":
+            cost = ArrivalCost(cost)
+        horizon, skip = start.shape[1], self.model.frame_skip
         low_A, high_A = self._bounds_A
         precedents = self._precedents(horizon)
-        return Problem(cost, horizon, self.block_dim, keys_B, start_BHA, low_A, high_A, skip, precedents)
+        return Problem(cost, horizon, self.block_dim, keys, start, low_A, high_A, skip, precedents)
 
     def _precedents(self, horizon: int) -> Precedents | None:
         """The model's recorded actions, as plans of this many blocks; None if they are not asked for."""
@@ -240,9 +235,9 @@ class Planner:
         raw = torch.full((model.frame_skip, model.action_dim), float(limit), device=model.device)
         return model.normalise_actions(-raw), model.normalise_actions(raw)
 
-    def _imagine(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BHA: torch.Tensor) -> tuple[torch.Tensor]:
-        """Where plans lead: predictions (B, 1, H, D)."""
-        return (self._rollout(z_BTD, past_BTA, actions_BHA.unsqueeze(1)),)
+    def _imagine(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, plans: torch.Tensor) -> tuple[torch.Tensor]:
+        """Where plans (S*B, H, A) lead: predictions (B, S, H, D)."""
+        return (self._rollout(z_BTD, past_BTA, _by_episode(plans, len(z_BTD))),)
 
     def _as_plans(self, actions_BHA: torch.Tensor, cost_B1: torch.Tensor, distances_BH: torch.Tensor) -> list[Plan]:
         # Together, because each copy from the device is a wait for it.
@@ -330,12 +325,9 @@ class Planner:
                 )
 
 
-def _distance_at_step(
-    step_B: torch.Tensor, z_BSHD: torch.Tensor, goal_BD: torch.Tensor, _actions: torch.Tensor
-) -> torch.Tensor:
-    """Squared distance to the goal after each episode's own number of blocks."""
-    z_BSD = torch.take_along_dim(z_BSHD, step_B[:, None, None, None], dim=2)[:, :, 0]
-    return squared_distance(z_BSD, goal_BD.unsqueeze(1))
+def _by_episode(plans: torch.Tensor, episodes: int) -> torch.Tensor:
+    """Plans (S*B, H, A) of S searches for each of B episodes, one search of all after the other -> (B, S, H, A)."""
+    return plans.unflatten(0, (-1, episodes)).transpose(0, 1)
 
 
 def round_size(count: int, most: int) -> int:

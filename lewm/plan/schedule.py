@@ -6,7 +6,7 @@ receding   plan H blocks, execute K, plan H blocks again. The goal is always H b
 shrinking  like receding, but the horizon counts down to the expected arrival: H, H-K, ... and then starts again.
            It needs to know that goals are H blocks away.
 soonest    plan for every horizon from 1 to H at once, and follow the shortest plan that comes about as near to the goal
-           as the best of them. Needs no knowledge of when the goal can be reached; costs H searches.
+           as the best of them. Needs no knowledge of when the goal can be reached; costs searches of 1 to H blocks.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lewm.config import EncoderConfig, ModelConfig, PlanConfig
+from lewm.config import EncoderConfig, ModelConfig, PlanConfig, ScheduleName
 from lewm.model.world_model import LeWM
 from lewm.plan.mpc import Planner, Request
 from lewm.types import ActionStats, Context
@@ -78,12 +78,14 @@ def test_a_recorded_step_serves_other_problems_of_its_shape(model: LeWM) -> None
     np.testing.assert_allclose(actions(model, asked[1:2], CONFIG)[0], second, atol=1e-3)
 
 
-def test_the_device_changes_no_plan(model: LeWM) -> None:
-    asked = requests(3)
-    on_gpu = actions(model, asked, CONFIG)
-    on_cpu = actions(model.cpu(), asked, CONFIG)
+@pytest.mark.parametrize("schedule", ["whole", "soonest"])
+def test_the_device_changes_no_plan(model: LeWM, schedule: ScheduleName) -> None:
+    asked, config = requests(3), replace(CONFIG, schedule=schedule)
+    on_gpu = Planner(model, config=config).plan_many(asked)
+    on_cpu = Planner(model.cpu(), config=config).plan_many(asked)
     model.cuda()
-    np.testing.assert_allclose(on_gpu, on_cpu, atol=1e-3)
+    for one, other in zip(on_gpu, on_cpu, strict=True):
+        np.testing.assert_allclose(one.actions, other.actions, atol=1e-3)
 
 
 @pytest.mark.parametrize("solver", ["cem", "icem", "mppi", "adam"])

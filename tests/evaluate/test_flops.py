@@ -36,7 +36,8 @@ def test_iterations_fill_the_budget_and_no_more():
     assert with_fixed_flops(MODEL, PLAN, once).iterations == 1
     # The same arithmetic: a gradient costs three rollouts, "soonest" a search for each horizon.
     assert with_fixed_flops(MODEL, replace(PLAN, solver="adam"), 60 * once).iterations == 20
-    assert with_fixed_flops(MODEL, replace(PLAN, schedule="soonest"), 60 * once).iterations == 15
+    every_horizon = 10 * sum(rollout_flops(MODEL, 3, horizon) for horizon in (1, 2, 3, 4))
+    assert with_fixed_flops(MODEL, replace(PLAN, schedule="soonest"), 15.5 * every_horizon).iterations == 15
     assert with_fixed_flops(MODEL, replace(PLAN, samples=20), 60 * once).iterations == 30
 
 

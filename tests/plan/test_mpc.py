@@ -13,7 +13,7 @@ from lewm.config import PlanConfig, ScheduleName, SolverName, preset
 from lewm.envs.registry import make_env
 from lewm.errors import ConfigError, PlanningError
 from lewm.model.world_model import LeWM
-from lewm.plan.cost import Objective, terminal_distance
+from lewm.plan.cost import Objective, squared_distance, terminal_distance
 from lewm.plan.mpc import Memory, Planner, Request, round_size
 from lewm.types import Array, Context, EncoderFunction, Plan, RolloutFunction
 
@@ -287,6 +287,36 @@ def test_the_soonest_schedule_follows_the_shortest_plan_that_arrives(reach: floa
     assert plan.cost < 0.1
 
 
+def test_the_soonest_schedule_imagines_no_block_that_does_not_count():
+    world = ActionWorld()
+    Planner(world, config=PlanConfig(horizon=3, samples=20, elites=5, iterations=2, schedule="soonest")).plan(
+        world.image((0.0,) * 4), world.image((1.0,) * 4)
+    )
+    searched, outcome = [(1, 20, 1, 4), (1, 20, 2, 4), (1, 20, 3, 4)], [(1, 3, 3, 4)]
+    assert [tuple(asked.shape) for asked in world.rollouts] == searched * 2 + outcome
+
+
+@pytest.mark.parametrize("solver", ["cem", "icem", "mppi", "adam"])
+def test_the_soonest_schedule_finds_what_a_search_for_each_horizon_finds(model: LeWM, solver: SolverName):
+    """Each of which imagines the longest plans, and counts the distance at its own horizon."""
+    config = replace(CONFIG, solver=solver, horizon=3, restarts=4)
+    generator = torch.Generator().manual_seed(0)
+    width, block = model.config.embed_dim, model.config.block_dim
+    sizes = ((2, 2, width), (2, 1, block), (2, width))
+    seen = [torch.randn(size, generator=generator) for size in sizes]
+    keys, start = torch.arange(6), torch.randn(6, 3, block, generator=generator)
+    together, _ = Planner(model, config=replace(config, schedule="soonest"))._search((*seen, keys, start))
+
+    for step, blocks_counted in enumerate((1, 2, 3)):
+
+        def distance(z_BSHD: torch.Tensor, goal_BD: torch.Tensor, _: torch.Tensor, step: int = step) -> torch.Tensor:
+            return squared_distance(z_BSHD[:, :, step], goal_BD.unsqueeze(1))
+
+        own = slice(2 * step, 2 * step + 2)
+        alone, _ = Planner(model, config=config, objectives=[distance])._search((*seen, keys[own], start[own]))
+        torch.testing.assert_close(together[own, :blocks_counted], alone[:, :blocks_counted], atol=1e-4, rtol=1e-4)
+
+
 def test_the_soonest_schedule_heeds_effort_and_refuses_other_objectives():
     world = ActionWorld()
     start, goal = world.image((0.0,) * 4), world.image((1.5,) * 4)
@@ -376,15 +406,19 @@ class RecordedWorld(ActionWorld):
     )
 
 
-@pytest.mark.parametrize(("schedule", "horizon"), [("shrinking", 2), ("shrinking", 1), ("soonest", 2)])
-def test_the_first_candidates_are_the_models_recorded_actions(schedule: ScheduleName, horizon: int):
+@pytest.mark.parametrize(
+    ("schedule", "horizon", "rollouts"), [("shrinking", 2, [2]), ("shrinking", 1, [1]), ("soonest", 2, [1, 2])]
+)
+def test_the_first_candidates_are_the_models_recorded_actions(
+    schedule: ScheduleName, horizon: int, rollouts: list[int]
+):
     world = RecordedWorld()
     planner = Planner(world, config=replace(RECORDED, schedule=schedule))
     request = Request(Context(world.image((0.0,) * 4)[None], np.zeros((0, 0, 0), np.float32)), world.image((1.0,) * 4))
     (plan,) = planner.plan_many([replace(request, horizon=horizon)])
-    first = world.rollouts[0]
-    assert first.shape[1:] == (20, horizon, 4)
-    assert set(first[:, 1:].flatten().tolist()) == {1.0, 6.0}
+    for first, blocks_imagined in zip(world.rollouts, rollouts, strict=False):
+        assert first.shape[1:] == (20, blocks_imagined, 4)
+        assert set(first[:, 1:].flatten().tolist()) == {1.0, 6.0}
     np.testing.assert_allclose(plan.actions, [[110.0, -2.5]] * len(plan.actions), rtol=1e-5)
 
 
