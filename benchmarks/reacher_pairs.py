@@ -4,7 +4,8 @@
 
 For results on the frozen pairs (`--manifest paper`): there, pair i is cut from held-out episode i, which is simulated
 again to see its torques. `turned`: the median angle by which the joint that turns more does so between start and goal.
-`nearest imagined`: the median of the lowest cost of an episode's plans; where it is high, the search has found no way.
+`nearest imagined`: the median of the lowest cost of an episode's plans, of solved pairs and of the others; where it is
+high, the search has found no way.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ def turned(episode: dict[str, Any]) -> float:
     return float(np.abs(np.subtract(episode["goal"][:2], episode["start"][:2])).max())
 
 
+def nearest_imagined(episodes: list[dict[str, Any]]) -> str:
+    """The median of the lowest costs of these episodes' plans."""
+    return f"{np.median([min(each['plan_costs']) for each in episodes]):.1f}" if episodes else "–"
+
+
 def main(evaluation: tyro.conf.Positional[Path]) -> None:
     """Print a table with one row per kind of pair."""
     if not evaluation.is_file():
@@ -44,12 +50,13 @@ def main(evaluation: tyro.conf.Positional[Path]) -> None:
         raise SystemExit(f"{evaluation} is not about Reacher's frozen pairs (`lewm eval reacher --manifest paper`).")
     env = make_env("reacher", resolution=28)
     episodes = [(kind(episode["index"], env), episode) for episode in document["episodes"]]
-    print(f"{'torques':10s}{'success':>30s}{'random policy':>30s}{'turned':>8s}{'nearest imagined':>18s}")
+    print(f"{'torques':10s}{'success':>30s}{'random policy':>30s}{'turned':>8s}{'nearest imagined':>18s}{'failed':>8s}")
     for name in KINDS:
         found = [episode for its_kind, episode in episodes if its_kind == name]
         rates = (str(Rate.of(e[column] for e in found)) for column in ("success", "random_policy_success"))
-        angle, nearest = np.median([turned(e) for e in found]), np.median([min(e["plan_costs"]) for e in found])
-        print(f"{name:10s}{next(rates):>30s}{next(rates):>30s}{angle:8.2f}{nearest:18.1f}")
+        solved, failed = (nearest_imagined([e for e in found if e["success"] is is_so]) for is_so in (True, False))
+        angle = np.median([turned(e) for e in found])
+        print(f"{name:10s}{next(rates):>30s}{next(rates):>30s}{angle:8.2f}{solved:>18s}{failed:>8s}")
     env.close()
 
 
