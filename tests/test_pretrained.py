@@ -22,9 +22,20 @@ def test_every_model_is_here():
 
 @pytest.mark.parametrize("name", UNFORESEEN)
 def test_a_card_says_what_the_model_knows_of_itself(name: str):
-    folder = pretrained_models()[name]
-    card = model_card(name, load_document(folder), LeWM.from_pretrained(name, device="cpu"))
-    assert (folder / CARD).read_text(encoding="utf-8") == card
+    folder, model = pretrained_models()[name], LeWM.from_pretrained(name, device="cpu")
+    assert (folder / CARD).read_text(encoding="utf-8") == model_card(name, load_document(folder), model)
+
+
+@pytest.mark.parametrize("name", UNFORESEEN)
+def test_a_model_remembers_actions_like_those_it_was_trained_on(name: str):
+    model = LeWM.from_pretrained(name, device="cpu")
+    assert model.recorded_actions is not None
+    count, steps, action_dim = model.recorded_actions.shape
+    assert (count, steps, action_dim) == (1024, 50, model.action_dim)
+    blocks = model.normalise_actions(model.recorded_actions.unflatten(1, (-1, model.frame_skip)))
+    numbers = blocks.unflatten(-1, (-1, action_dim)).flatten(0, -2)
+    assert numbers.mean(0).abs().max() < 0.1
+    assert (numbers.std(0) - 1).abs().max() < 0.1
 
 
 @pytest.mark.parametrize("name", UNFORESEEN)
