@@ -165,7 +165,7 @@ def latency(model: LeWM, device: str, repeats: int = 200) -> dict[str, float]:
     return {"p50_ms": p50, "p99_ms": p99, "p99/p50": p99 / p50}
 
 
-def search_only(model: LeWM, environments: int, precision: str, schedule: ScheduleName = "whole") -> float:
+def search_only(model: LeWM, environments: int, precision: str, schedule: ScheduleName) -> float:
     """Milliseconds of the search itself: no pixels; on CUDA a recorded graph."""
     planner = Planner(model, config=PlanConfig(precision=precision, schedule=schedule))
     searches = environments * (HORIZON if schedule == "soonest" else 1)

@@ -46,13 +46,16 @@ def main(evaluation: tyro.conf.Positional[Path]) -> None:
     if not evaluation.is_file():
         raise SystemExit(f"{evaluation} is not there. `lewm eval reacher --out {evaluation}` makes such a file.")
     document = json.loads(evaluation.read_text())
-    if document["environment"] != "lewm/Reacher-v0" or document["config"]["eval"]["manifest"] not in (None, "paper"):
+    about_reacher = document.get("environment") == "lewm/Reacher-v0"
+    if not about_reacher or document["config"]["eval"]["manifest"] not in (None, "paper"):
         raise SystemExit(f"{evaluation} is not about Reacher's frozen pairs (`lewm eval reacher --manifest paper`).")
     env = make_env("reacher", resolution=28)
     episodes = [(kind(episode["index"], env), episode) for episode in document["episodes"]]
     print(f"{'torques':10s}{'success':>30s}{'random policy':>30s}{'turned':>8s}{'nearest imagined':>18s}{'failed':>8s}")
     for name in KINDS:
         found = [episode for its_kind, episode in episodes if its_kind == name]
+        if not found:
+            continue
         rates = (str(Rate.of(e[column] for e in found)) for column in ("success", "random_policy_success"))
         solved, failed = (nearest_imagined([e for e in found if e["success"] is is_so]) for is_so in (True, False))
         angle = np.median([turned(e) for e in found])

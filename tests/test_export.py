@@ -231,13 +231,22 @@ def test_a_card_keeps_its_figures_as_long_as_the_weights_stay(
     assert contents(export_run(exported, tmp_path / "copies" / "toy")) == together
 
     document = json.loads(again.read_text())
-    document["rates"]["random policy"]["successes"] = 1
+    other = (document["rates"]["random policy"]["successes"] + 1) % 3
+    document["rates"]["random policy"]["successes"] = other
     document["config"]["eval"]["workers"] = 2
     again.write_text(json.dumps(document))
     card = (export_run(debug_run, exported, [again]) / CARD).read_text()
     (row,) = (line for line in card.splitlines() if line.startswith("| paper | whole |"))
-    assert "(1/2)" in row, "a second answer to a question takes the place of the first"
+    assert row.split(" | ")[4].endswith(f"({other}/2)"), "a second answer to a question takes the place of the first"
     assert "| paper | shrinking |" in card
+
+    config = json.loads((exported / checkpoint.CONFIG).read_text())
+    del config["evaluations"][0]["rates"]
+    (exported / checkpoint.CONFIG).write_text(json.dumps(config))
+    before = contents(exported)
+    with pytest.raises(DataError, match=r"not one that lewm wrote \(no 'rates'\)"):
+        export_run(debug_run, exported)
+    assert contents(exported) == before
 
     shorter = replace(debug_config, out=tmp_path / "run", train=replace(debug_config.train, steps=2))
     train(shorter)

@@ -60,12 +60,18 @@ class Evaluated:
     def remembered(entry: dict[str, Any], run: Config) -> Evaluated:
         """What ``entry`` returned, for a model of this run."""
         settings = to_dict(run)
-        for name, value in entry["settings"].items():
-            *sections, field = name.split(".")
-            reduce(dict.__getitem__, sections, settings)[field] = value
-        rates = {name: Rate(*counts) for name, counts in entry["rates"].items()}
-        rest = entry["seconds_per_plan"], entry["device"], entry["versions"]
-        return Evaluated(from_dict(Config, settings), entry["goal_offset"], rates, *rest)
+        try:
+            for name, value in entry["settings"].items():
+                *sections, field = name.split(".")
+                reduce(dict.__getitem__, sections, settings)[field] = value
+            rates = {name: Rate(*counts) for name, counts in entry["rates"].items()}
+            rest = entry["seconds_per_plan"], entry["device"], entry["versions"]
+            return Evaluated(from_dict(Config, settings), entry["goal_offset"], rates, *rest)
+        except (KeyError, TypeError) as error:
+            raise DataError(
+                f"An evaluation in the model's {checkpoint.CONFIG} is not one that lewm wrote (no {error}). Remove it "
+                'from "evaluations" there, or copy the file again.'
+            ) from error
 
     def entry(self, run: Config) -> dict[str, Any]:
         """As plain JSON values, for config.json; its settings are those that the model's run does not have."""
