@@ -135,11 +135,11 @@ def evaluate(arguments: list[str]) -> None:
     """Measure how often planning reaches an environment's frozen goals"""
     source, rest = _take_positional(arguments, "eval", "CHECKPOINT", "a model or run folder, a name or a hub id")
     from lewm import checkpoint
+    from lewm.demo import evaluate_with_progress
     from lewm.envs.registry import env_entry
-    from lewm.evaluate import animation, flops, runner
+    from lewm.evaluate import animation, flops
     from lewm.model.world_model import LeWM
     from lewm.plan.tuned import tuned_plan
-    from lewm.progress import progress_bar
 
     folder = checkpoint.resolve(source)
     run = from_dict(Config, checkpoint.load_document(folder).get("run", {}))
@@ -156,11 +156,9 @@ def evaluate(arguments: list[str]) -> None:
         spent = plan.iterations * flops.iteration_flops(model.config, plan)
         _say(f"{plan.iterations} iterations of {plan.solver}: {spent:.2e} floating-point operations per plan.")
     config = replace(run, env=args.env, seed=args.seed, device=args.device, plan=plan, eval=settings)
-    with progress_bar(console, "plan") as on_progress:
-        evaluation = runner.evaluate(model, config, on_progress)
     given_by_name = not Path(source).exists()  # then its folder is the package's or a cache
     out = args.out or (Path(f"{Path(source).name}_evaluation.json") if given_by_name else folder / "evaluation.json")
-    evaluation.save(out, folder)
+    evaluation = evaluate_with_progress(model, config, out, folder, console)
     _print_rates(evaluation.rates())
     _say(f"Results: {out}")
     if args.videos:
@@ -386,9 +384,7 @@ def run(arguments: list[str]) -> int:
         errors.print(f"[bold red]Error:[/] {escape(str(error))}")
         return 1
     except KeyboardInterrupt:
-        errors.print(
-            "Interrupted. The same command continues where it stopped (evaluations and data tools start again)."
-        )
+        errors.print("Interrupted. The same command continues where it stopped (data tools start again).")
         return 130
 
 

@@ -7,6 +7,7 @@ Each stage picks up what an earlier call left, finished or not.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from dataclasses import replace
@@ -19,8 +20,10 @@ from lewm.config import CollectConfig, Config, from_dict
 from lewm.data.collect import collect
 from lewm.errors import ConfigError
 from lewm.evaluate.report import write_report
-from lewm.evaluate.runner import evaluate
+from lewm.evaluate.results import Evaluation
+from lewm.evaluate.runner import evaluate, open_journal
 from lewm.evaluate.stats import Rate
+from lewm.model.world_model import LeWM
 from lewm.progress import progress_bar, training_bar
 from lewm.train.logs import read_metrics
 from lewm.train.loop import TrainResult, train
@@ -56,12 +59,30 @@ def collect_with_progress(env: str, out: Path, settings: CollectConfig, seed: in
     console.print(f"{report.successes:,} of {report.episodes:,} episodes reached their goal", markup=False)
 
 
+def evaluate_with_progress(model: LeWM, config: Config, out: Path, folder: Path, console: Console) -> Evaluation:
+    """Evaluate behind a progress bar, from where an interrupted call stopped; the results go to the file ``out``.
+
+    folder: of the model's files.
+    """
+    with contextlib.closing(open_journal(out, model, config)) as journal:
+        if journal.earlier:
+            console.print(f"Going on from {journal.path}: {journal.earlier:,} plans are there.", markup=False)
+        if journal.forgets:
+            problem = "holds an evaluation of something else that was interrupted; this one takes its place"
+            console.print(f"{journal.path} {problem}.", markup=False)
+        with progress_bar(console, "plan") as on_progress:
+            evaluation = evaluate(model, config, on_progress, journal)
+        evaluation.save(out, folder)
+        journal.remove()
+    return evaluation
+
+
 def _clear(out: Path) -> None:
     """Remove what a demo wrote, and nothing else."""
     for path in out.glob(f"{DATASET}*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     shutil.rmtree(out / TRAINING, ignore_errors=True)
-    for name in (EVALUATION, REPORT):
+    for name in (EVALUATION, f"{EVALUATION}.partial", REPORT):
         (out / name).unlink(missing_ok=True)
 
 
@@ -77,8 +98,7 @@ def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
 
 
 def _evaluate(config: Config, result: TrainResult, out: Path, console: Console) -> dict[str, Rate]:
-    with progress_bar(console, "plan") as on_progress:
-        evaluation = evaluate(result.model, config, on_progress)
+    evaluation = evaluate_with_progress(result.model, config, out / EVALUATION, result.checkpoint, console)
     parameters = sum(p.numel() for p in result.model.parameters())
     summary = {
         "Environment": config.env,
@@ -87,5 +107,4 @@ def _evaluate(config: Config, result: TrainResult, out: Path, console: Console) 
         "Checkpoint": str(result.checkpoint),
     }
     write_report(out / REPORT, evaluation, read_metrics(result.directory / "metrics.jsonl"), summary)
-    evaluation.save(out / EVALUATION, result.checkpoint)
     return evaluation.rates()

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from lewm.evaluate.journal import Note, Notes
 from lewm.evaluate.worlds import Happened, Opening
 from lewm.plan.mpc import Memory, Planner, Request
 from lewm.plan.schedule import Turn, next_turn
@@ -67,22 +68,31 @@ class Policy(Protocol):
 class PlanningPolicy:
     """Model-predictive control with a world model.
 
-    plan_seconds: the time each plan took; where several are made together, their share of it.
+    notes: the plans that it has made, and those that it need not make again.
     """
 
-    def __init__(self, planner: Planner, seed: int) -> None:
+    def __init__(self, planner: Planner, seed: int, notes: Notes | None = None) -> None:
         self.planner, self.seed = planner, seed
         self.history = planner.model.history
-        self.plan_seconds: list[float] = []
+        self.notes = notes or Notes()
+
+    @property
+    def plan_seconds(self) -> list[float]:
+        """The time each plan took; where several were made together, their share of it."""
+        return self.notes.seconds
 
     def decide(self, episodes: Sequence[Episode]) -> list[Array]:
         turns = [next_turn(self.planner.config, e.steps // e.frame_skip) for e in episodes]
-        requests = [self._request(e, turn) for e, turn in zip(episodes, turns, strict=True)]
-        started = time.perf_counter()
-        plans = self.planner.plan_many(requests)
-        self.plan_seconds += [(time.perf_counter() - started) / len(plans)] * len(plans)
+        places = [(episode.spec.index, len(episode.plans)) for episode in episodes]
+        missing = [i for i, place in enumerate(places) if place not in self.notes.by_place]
+        if missing:
+            started = time.perf_counter()
+            plans = self.planner.plan_many([self._request(episodes[i], turns[i]) for i in missing])
+            seconds = (time.perf_counter() - started) / len(plans)
+            self.notes.add({places[i]: Note(plan, seconds) for i, plan in zip(missing, plans, strict=True)})
         actions = []
-        for episode, turn, plan in zip(episodes, turns, plans, strict=True):
+        for episode, turn, place in zip(episodes, turns, places, strict=True):
+            plan = self.notes.by_place[place].plan
             episode.plans.append(plan)
             actions.append(plan.actions[: turn.execute * episode.frame_skip])
         return actions

@@ -69,9 +69,8 @@ class Evaluation:
             "path": str(folder),
             "weights_sha256": checkpoint.load_document(folder).get("weights_sha256"),
         }
-        versions = {"lewm": __version__, "torch": torch.__version__, "numpy": np.__version__}
         document = {
-            "versions": versions | {"python": platform.python_version()},
+            "versions": versions(),
             "device": self.device,
             "checkpoint": model,
             "environment": env_entry(self.config.env).gym_id,
@@ -84,6 +83,12 @@ class Evaluation:
         with checkpoint.disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             checkpoint.write_json(path, document)
+
+
+def versions() -> dict[str, str]:
+    """Of what results may depend on."""
+    known = {"lewm": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return known | {"python": platform.python_version()}
 
 
 def _episode(result: EpisodeResult, random: EpisodeResult) -> dict[str, Any]:

@@ -122,13 +122,18 @@ class Planner:
             plans.update(zip(indices, self._solve([requests[i] for i in indices]), strict=False))
         return [plans[i] for i in range(len(requests))]
 
-    def _batches(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Groups of equal context length and horizon that are solved together.
+    @property
+    def batch_size(self) -> int:
+        """How many plans are made together at most.
 
-        On a CPU each episode is a group of its own: one episode's samples fill the cores already, and products of a
-        fixed shape round the same way whatever else is being planned.
+        On a CPU one: its samples fill the cores already, and products of a fixed shape round the same way whatever else
+        is being planned.
         """
-        size = 1 if self.model.device.type == "cpu" else self.config.batch_size
+        return 1 if self.model.device.type == "cpu" else self.config.batch_size
+
+    def _batches(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Groups of equal context length and horizon that are solved together."""
+        size = self.batch_size
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             groups[len(request.context.frames), request.horizon or self.config.horizon].append(index)

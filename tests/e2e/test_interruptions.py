@@ -24,16 +24,16 @@ from lewm.train.run import OPTIMIZER
 STEPS, CHECKPOINT_EVERY = 120, 15
 
 
-def arguments(config: Config, run: Path) -> list[str]:
+def training(config: Config, run: Path) -> list[str]:
     options = f"--train.steps {STEPS} --train.checkpoint-every {CHECKPOINT_EVERY} --train.log-every 1"
     options += " --train.val-every 50 --device cpu"
     return ["train", "debug", *options.split(), f"--data={config.data}", f"--out={run}"]
 
 
-def start(config: Config, run: Path) -> subprocess.Popen[str]:
+def start(command: list[str]) -> subprocess.Popen[str]:
     # One thread, as in this process: sums over several round differently.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "lewm", *arguments(config, run)]
+    command = [sys.executable, "-m", "lewm", *command]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -60,7 +60,7 @@ def test_every_kind_of_interruption(debug_config: Config, tmp_path: Path, monkey
     run = tmp_path / "run"
     for number in (signal.SIGINT, signal.SIGTERM):
         before = saved_step(run)
-        process = start(debug_config, run)
+        process = start(training(debug_config, run))
         wait_for_step(process, run, before + 20)
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
@@ -71,7 +71,7 @@ def test_every_kind_of_interruption(debug_config: Config, tmp_path: Path, monkey
         assert f"{saved_step(run)} steps; checkpoint:" in out
 
     before = saved_step(run)
-    process = start(debug_config, run)
+    process = start(training(debug_config, run))
     wait_for_step(process, run, before + CHECKPOINT_EVERY + 5)
     process.kill()
     out, _ = process.communicate(timeout=60)
@@ -80,7 +80,7 @@ def test_every_kind_of_interruption(debug_config: Config, tmp_path: Path, monkey
     assert before < saved_step(run) < STEPS
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
-    assert cli.run(arguments(debug_config, run)) == 0
+    assert cli.run(training(debug_config, run)) == 0
 
     calm = replace(debug_config, out=tmp_path / "calm", train=replace(debug_config.train, steps=STEPS))
     train(replace(calm, train=replace(calm.train, checkpoint_every=STEPS, val_every=STEPS)))
@@ -132,3 +132,45 @@ def test_a_collection_killed_at_any_moment_ends_as_if_it_had_not_been(
     assert start_collecting(out).wait(timeout=120) == 0, "the same command continues"
     assert hashlib.sha256(out.read_bytes()).hexdigest() == digest
     assert [path.name for path in tmp_path.iterdir()] == ["data.h5"]
+
+
+# -- evaluating -------------------------------------------------------------------------------------------------------
+
+
+def evaluation(run: Path, out: Path) -> list[str]:
+    options = "--eval.episodes 40 --plan.samples 64 --plan.schedule shrinking --device cpu"
+    return ["eval", str(run), f"--out={out}", *options.split()]
+
+
+def wait_for_plans(process: subprocess.Popen[str], journal: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while not journal.exists() or journal.read_bytes().count(b"\n") < 1 + count:  # a line for the question
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"{count} plans were not made"
+        time.sleep(0.001)
+
+
+@pytest.mark.timeout(300)
+def test_an_evaluation_goes_on_after_every_kind_of_interruption(
+    debug_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, journal = tmp_path / "result.json", tmp_path / "result.json.partial"
+    for plans, number in ((5, signal.SIGINT), (20, signal.SIGTERM), (40, signal.SIGKILL)):
+        process = start(evaluation(debug_run, out))
+        wait_for_plans(process, journal, plans)
+        process.send_signal(number)
+        printed, err = process.communicate(timeout=60)
+        assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130), (printed, err)
+        assert "Traceback" not in err
+        assert not out.exists()
+        assert (f"Going on from {journal}:" in printed) == (plans > 5)
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    assert cli.run(evaluation(debug_run, out)) == 0
+    assert "Going on from" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+    assert cli.run(evaluation(debug_run, tmp_path / "calm.json")) == 0
+    assert "Going on from" not in capsys.readouterr().out
+    disturbed, undisturbed = (checkpoint.read_json(tmp_path / name) for name in ("result.json", "calm.json"))
+    assert disturbed.pop("times")["plans"] == undisturbed.pop("times")["plans"] == 80
+    assert disturbed == undisturbed
