@@ -48,8 +48,8 @@ Row = tuple[str, dict[str, float]]  # its name and what was measured
 
 
 def benchmark_config(size: str, device: str, folder: Path, batch_size: int | None) -> Config:
-    """The full-size preset, or a model that two CPU cores can train."""
-    config = preset("tworoom")
+    """The full-size network on whole frames, or a model that two CPU cores can train."""
+    config = replace(preset("tworoom"), model=ModelConfig())
     if size == "compact":
         encoder = EncoderConfig(image_size=112, depth=4, heads=2, width=96, mlp_width=384)
         predictor = PredictorConfig(depth=2, heads=4, head_width=32, mlp_width=384)

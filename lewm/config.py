@@ -343,49 +343,38 @@ def _debug() -> Config:
     )
 
 
-def _full_size(env: str, action_dim: int) -> Config:
-    """The released model with a recipe for minutes on a GPU instead of hours; docs/training.md has the released one."""
-    train = TrainConfig(steps=11_000, coarse_steps=5_000, optimizer="muon", lr=2e-3, warmup_steps=300)
-    # Enough threads to read frames from disk as fast as a GPU wants them.
+def _full_size(
+    env: str, action_dim: int, *, steps: int, kept_patches: int, background_noise: float = 0.0, sigreg: float = 0.09
+) -> Config:
+    """The released network, looking at the patches in which anything moves, with a recipe for minutes on a GPU.
+
+    docs/training.md has the released one.
+    """
+    encoder = EncoderConfig(kept_patches=kept_patches, background_noise=background_noise)
+    train = TrainConfig(steps=steps, optimizer="muon", lr=2e-3, warmup_steps=300)
     return Config(
         env=env,
-        model=ModelConfig(action_dim=action_dim),
+        model=ModelConfig(encoder, action_dim=action_dim),
+        sigreg=SigregConfig(weight=sigreg),
         train=dataclasses.replace(train, val_every=1000, checkpoint_every=2000),
-        loader=LoaderConfig(threads=8),
+        loader=LoaderConfig(threads=8),  # enough to read frames from disk as fast as a GPU wants them
     )
 
 
-def _without_background(config: Config, steps: int, kept_patches: int, background_noise: float = 0.0) -> Config:
-    """A full-size recipe at full resolution throughout, for the patches in which anything moves."""
-    encoder = dataclasses.replace(config.model.encoder, kept_patches=kept_patches, background_noise=background_noise)
-    return dataclasses.replace(
-        config,
-        model=dataclasses.replace(config.model, encoder=encoder),
-        train=dataclasses.replace(config.train, steps=steps, coarse_steps=0),
-    )
-
-
-def _pusht() -> Config:
-    """What moves covers 22 of a frame's 256 patches at most."""
-    return _without_background(_full_size("lewm/PushT-v0", 2), steps=20_000, kept_patches=32)
-
-
-def _cube() -> Config:
-    """For data of experts that wander off and err (docs/cube.md). With the released lambda the cube is hardly seen.
-
-    Drivers draw the lines of its floor a little differently.
-    """
-    whole = _full_size("lewm/Cube-v0", 5)
-    config = _without_background(whole, steps=50_000, kept_patches=64, background_noise=1.0)
-    return dataclasses.replace(config, sigreg=dataclasses.replace(config.sigreg, weight=0.3))
-
+# What moves covers at most 12, 22, 14 and 78 of a frame's 256 patches (benchmarks/background.py). Worlds of few degrees
+# of freedom want a lighter lambda (docs/planning.md); with the released one Cube's cube is hardly seen (docs/cube.md).
+# Drivers draw the lines of MuJoCo's floors a little differently, hence the background noise.
+_tworoom = partial(_full_size, "lewm/TwoRoom-v0", 2, steps=12_000, kept_patches=16, sigreg=0.005)
+_pusht = partial(_full_size, "lewm/PushT-v0", 2, steps=20_000, kept_patches=32)
+_reacher = partial(_full_size, "lewm/Reacher-v0", 2, steps=12_000, kept_patches=16, background_noise=1.0, sigreg=0.005)
+_cube = partial(_full_size, "lewm/Cube-v0", 5, steps=50_000, kept_patches=64, background_noise=1.0, sigreg=0.3)
 
 PRESETS: dict[str, Callable[[], Config]] = {
     "debug": _debug,
     "demo": _demo,
-    "tworoom": partial(_full_size, "lewm/TwoRoom-v0", 2),
+    "tworoom": _tworoom,
     "pusht": _pusht,
-    "reacher": partial(_full_size, "lewm/Reacher-v0", 2),
+    "reacher": _reacher,
     "cube": _cube,
 }
 

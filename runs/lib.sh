@@ -8,8 +8,7 @@
 #   DEMOS                     demonstrations to replay, for Push-T
 #   EXPLORATION               up to this share of an episode's actions are not the expert's (0; 0.6 for Cube)
 #   MISTAKES                  for up to this share of an episode the expert takes the cube to be elsewhere (0; 0.7 for Cube)
-#   PRESET, STEPS             the preset (by default of the environment's name) and its number of steps (30000 for Push-T);
-#                             for TwoRoom and Reacher 5000 or fewer also need the argument --train.coarse-steps
+#   PRESET, STEPS             the preset (by default of the environment's name) and its number of steps (30000 for Push-T)
 #   LAUNCH                    "torchrun --nproc-per-node 8 -m lewm" trains on eight GPUs
 #   RUN, OUT                  the run's folder and the exported model's (runs/NAME, pretrained/NAME)
 #   EVAL_EPISODES, EVAL_JOBS  pairs per evaluation (200); how many of the twelve evaluations run at a time (1)

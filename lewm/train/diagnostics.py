@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-# A Gaussian N(0, I) has standard deviation 1 and an effective rank near D; a collapsed cloud has neither.
+# A Gaussian N(0, I) has standard deviation 1 and an effective rank near D; a collapsed cloud is a point or a line. A
+# rank far below D is no collapse: trained with lambda 0.005, good models of worlds with two degrees of freedom have
+# 4 of 192 after the warm-up and 10 to 13 in the end.
 COLLAPSED_STD = 0.1
-COLLAPSED_RANK_SHARE = 0.05
+COLLAPSED_RANK = 1.9
 
 
 def embedding_std(z_BTD: torch.Tensor) -> torch.Tensor:
@@ -42,7 +44,7 @@ def diagnose(z_BTD: torch.Tensor) -> dict[str, float]:
 def collapse_warning(diagnostics: dict[str, float], embed_dim: int) -> str | None:
     """A sentence when the representation has collapsed, else None."""
     std, rank = diagnostics["embedding_std"], diagnostics["effective_rank"]
-    if std >= COLLAPSED_STD and rank >= max(1.5, COLLAPSED_RANK_SHARE * embed_dim):
+    if std >= COLLAPSED_STD and rank >= COLLAPSED_RANK:
         return None
     return (
         f"The representation has collapsed: embedding standard deviation {std:.3f} (healthy: near 1), effective "

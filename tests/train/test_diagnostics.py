@@ -44,6 +44,11 @@ def test_no_warning_for_a_gaussian(dim: int):
     assert collapse_warning(diagnose(gaussian(256, 4, dim)), dim) is None
 
 
+def test_no_warning_for_an_embedding_that_uses_few_of_its_directions():
+    """As a light SIGReg leaves it in a world with two degrees of freedom."""
+    assert collapse_warning(diagnose(gaussian(256, 4, 4) @ gaussian(4, 192)), 192) is None
+
+
 @pytest.mark.parametrize(
     "cloud",
     [
