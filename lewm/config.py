@@ -361,8 +361,8 @@ def _full_size(
     )
 
 
-# What moves covers at most 12, 22, 14 and 78 of a frame's 256 patches (benchmarks/background.py). Worlds of few degrees
-# of freedom want a lighter lambda (docs/planning.md); with the released one Cube's cube is hardly seen (docs/cube.md).
+# What moves covers at most 12, 22, 14 and 78 of a frame's 256 patches (benchmarks/background.py). With a lighter lambda
+# TwoRoom's and Reacher's distances reach farther (docs/planning.md); Cube's needs to be heavier (docs/cube.md).
 # Drivers draw the lines of MuJoCo's floors a little differently, hence the background noise.
 _tworoom = partial(_full_size, "lewm/TwoRoom-v0", 2, steps=12_000, kept_patches=16, sigreg=0.005)
 _pusht = partial(_full_size, "lewm/PushT-v0", 2, steps=20_000, kept_patches=32)
