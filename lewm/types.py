@@ -14,9 +14,9 @@ Shape alphabet, used in the names of tensors (``z_BTD`` has shape (B, T, D)):
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -38,14 +38,129 @@ class ActionStats:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Windows cut from episodes, as the objective consumes them. See ``data/windows.py`` for the alignment.
+class GoalSampling:
+    """Where goals of training windows come from: shares that add up to 1.
 
-    pixels: uint8 (B, T, R, R, 3).  actions: raw primitive actions, float32 (B, T, K, action_dim).
+    current: the frame that acts itself, which has arrived.  future: a later frame of the same episode, uniformly, or,
+    with a discount ``gamma``, geometrically: (1 - gamma) * gamma^n of them lie n + 1 frames ahead.  random: any frame.
+    max_steps: future goals lie at most so many rows ahead, None: anywhere up to the episode's end.
     """
 
-    pixels: torch.Tensor
+    current: float = 0.0
+    future: float = 1.0
+    random: float = 0.0
+    gamma: float | None = None
+    max_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a method's training windows hold.
+
+    frames: T.  frame_skip: K, rows from one frame to the next.  image_size: of pixels, None: the method reads none.
+    features: the frozen encoder whose features stand in place of pixels, None: none.  proprio: what the agent senses
+    of itself, at every frame.  goals: by name, how each is drawn.  anchor: the frame that acts, from which goals are
+    counted.  last_block: losses read the last block of actions too, so that windows leave out episodes' missing ones.
+    """
+
+    frames: int
+    frame_skip: int
+    action_dim: int
+    image_size: int | None = None
+    features: str | None = None
+    proprio: bool = False
+    goals: Mapping[str, GoalSampling] = field(default_factory=dict)
+    anchor: int = -1
+    last_block: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows cut from episodes, as a method's losses consume them. See ``data/windows.py`` for the alignment.
+
+    actions: raw primitive actions, float32 (B, T, K, action_dim).  pixels: uint8 (B, T, R, R, 3).
+    features: of a frozen encoder, (B, T, ...).  proprio: float32 (B, T, P).
+    goals: by name, uint8 (B, R, R, 3), or features (B, ...) where windows hold features.
+    steps: by name, rows from the anchor frame to that goal, int64 (B,); 0: it is reached, -1: of another episode.
+    What a method does not ask for is None or empty.
+    """
+
     actions: torch.Tensor
+    pixels: torch.Tensor | None = None
+    features: torch.Tensor | None = None
+    proprio: torch.Tensor | None = None
+    goals: dict[str, torch.Tensor] = field(default_factory=dict)
+    steps: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """The batch with ``function`` applied to every tensor: how it is moved, captured and sliced as a whole."""
+        changed: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, dict):
+                changed[item.name] = {name: function(tensor) for name, tensor in value.items()}
+            else:
+                changed[item.name] = None if value is None else function(value)
+        return Batch(**changed)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Every tensor it holds, in a fixed order."""
+        found: list[torch.Tensor] = []
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            found.append(tensor)
+            return tensor
+
+        self.map(note)
+        return tuple(found)
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a method says of a batch.
+
+    total: what is minimised.  terms: by name, for log, progress and report.  embeddings: (B, T, D), for the
+    diagnostics of a collapse; None where there is nothing to collapse.
+    """
+
+    total: torch.Tensor
+    terms: dict[str, torch.Tensor]
+    embeddings: torch.Tensor | None = None
+
+    def detach(self) -> Losses:
+        """The same numbers without the graph that computed them."""
+        terms = {name: term.detach() for name, term in self.terms.items()}
+        return Losses(self.total.detach(), terms, None if self.embeddings is None else self.embeddings.detach())
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a model learns of its data besides its weights, and keeps.
+
+    actions: statistics of primitive actions.  recorded: raw sequences, float32 (N, T, action_dim), for planners to try.
+    background: uint8 (R, R, 3), a frame without what moves.  digest: of the dataset's content.  episodes: how many.
+    environment: the Gymnasium id of their world.
+    """
+
+    actions: ActionStats | None = None
+    recorded: torch.Tensor | None = None
+    background: Array | None = None
+    digest: str | None = None
+    episodes: int | None = None
+    environment: str | None = None
+
+
+class Peers(Protocol):
+    """Who shares a batch. count: how many; each holds an equal part of it."""
+
+    count: int
+
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
+        """The mean of a tensor over all of them, differentiable."""
+        ...
 
 
 @dataclass(frozen=True)
