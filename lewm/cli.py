@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lewm.config import PRESETS, CollectConfig, Config, EvalConfig, PlanConfig, SolverName, from_dict, preset
+from lewm.config import PRESETS, CollectConfig, Config, EvalConfig, PlanConfig, SolverName, preset
 from lewm.errors import ConfigError, DataError, LewmError, unknown_name
+from lewm.retired import advice, read_config
 from lewm.version import __version__
 
 if TYPE_CHECKING:
@@ -142,7 +143,10 @@ def evaluate(arguments: list[str]) -> None:
     from lewm.plan.tuned import tuned_plan
 
     folder = checkpoint.resolve(source)
-    run = from_dict(Config, checkpoint.load_document(folder).get("run", {}))
+    lost: list[str] = []
+    run = read_config(checkpoint.load_document(folder).get("run", {}), lost)
+    for sentence in lost:
+        _say(f"Of this model's run: {sentence}")
     default = EvalArgs(env=run.env, seed=run.seed, plan=run.plan, eval=run.eval)
     args = _parse(EvalArgs, rest, f"eval {source}", default)
     if args.tuned:  # other defaults, so what was asked for is read again
@@ -408,6 +412,9 @@ def _dispatch(arguments: list[str]) -> None:
 
 def _parse(kind: type[T], arguments: list[str], prog: str, default: T | None = None) -> T:
     """Parse a verb's arguments; tyro names unknown options and the nearest known ones."""
+    for argument in arguments:
+        if sentence := advice(argument.partition("=")[0]):
+            raise ConfigError(sentence)
     kwargs: dict[str, Any] = {} if default is None else {"default": default}
     return tyro.cli(kind, prog=f"lewm {prog}", args=arguments, **kwargs)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lewm import checkpoint
-from lewm.config import CollectConfig, Config, from_dict
+from lewm.config import CollectConfig, Config
 from lewm.data.collect import collect
 from lewm.errors import ConfigError
 from lewm.evaluate.report import write_report
@@ -25,6 +25,7 @@ from lewm.evaluate.runner import evaluate, open_journal
 from lewm.evaluate.stats import Rate
 from lewm.model.world_model import LeWM
 from lewm.progress import progress_bar, training_bar
+from lewm.retired import read_config
 from lewm.train.logs import read_metrics
 from lewm.train.loop import TrainResult, train
 
@@ -92,7 +93,7 @@ def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
         return None
     document = checkpoint.read_json(out / EVALUATION)
     # Not compared as it stands in the file: a setting that did not exist yet had the value that is now the default.
-    if from_dict(Config, document["config"]) != config:
+    if read_config(document["config"]) != config:
         raise ConfigError(f"{out} holds a demo with other settings. Start over with `lewm demo --fresh`.")
     return {name: Rate(rate["successes"], rate["episodes"]) for name, rate in document["rates"].items()}
 

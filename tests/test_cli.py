@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 from lewm import cli
+from lewm.checked import to_dict
 from lewm.cli import VERBS
-from lewm.config import PRESETS, Config, preset, to_dict
+from lewm.config import PRESETS, Config, preset
 from lewm.evaluate.manifest import build_manifest
 from lewm.plan.tuned import tuned_plan
 from lewm.version import __version__
@@ -118,6 +119,8 @@ def test_envs_lists_the_environments(lewm: Lewm):
         (["train", "debgu"], "Unknown preset 'debgu'. Did you mean 'debug'?"),
         (["train", "debug", "--env", "tworom"], "Unknown environment 'tworom'. Did you mean 'tworoom'?"),
         (["collect", "tworom"], "Unknown environment 'tworom'. Did you mean 'tworoom'?"),
+        (["train", "debug", "--train.ema=0.9"], "--train.ema is gone since lewm 0.2.0"),
+        (["eval", "pusht", "--plan.recorded", "3"], "--plan.recorded is now --plan.icem.recorded."),
         (["train"], "PRESET is missing. usage: lewm train PRESET"),
         (["eval", "--seed", "1"], "CHECKPOINT is missing. usage: lewm eval CHECKPOINT"),
         (["envs", "tworoom"], "takes no arguments"),
@@ -334,20 +337,21 @@ def test_eval_with_everything(lewm: Lewm, debug_run: Path, tmp_path: Path):
 
 
 def test_recorded_actions_are_for_the_solver_that_is_named_last(lewm: Lewm, debug_run: Path, tmp_path: Path):
-    options = ("--device", "cpu", "--out", tmp_path / "result.json", "--plan.recorded", 1, "--eval.episodes", 1)
-    assert_refused(lewm("eval", debug_run, *options), "plan.recorded is for the solver icem, got 1 with cem")
+    options = ("--device", "cpu", "--out", tmp_path / "result.json", "--plan.icem.recorded", 1, "--eval.episodes", 1)
+    assert_refused(lewm("eval", debug_run, *options), "plan.icem.recorded is for the solver icem, got 1 with cem")
     assert list(tmp_path.iterdir()) == []
     answer = lewm("eval", debug_run, *options, "--solver", "icem")
     assert (answer.status, answer.err) == (0, "")
-    assert json.loads((tmp_path / "result.json").read_text())["config"]["plan"]["recorded"] == 1
+    assert json.loads((tmp_path / "result.json").read_text())["config"]["plan"]["icem"]["recorded"] == 1
 
 
 def test_tuned_plans_are_the_environments_but_for_what_is_asked(lewm: Lewm, debug_run: Path, tmp_path: Path):
     out = tmp_path / "result.json"
-    options = ("--device", "cpu", "--out", out, "--eval.episodes", 1, "--tuned", "--plan.noise-exponent", 0)
+    options = ("--device", "cpu", "--out", out, "--eval.episodes", 1, "--tuned", "--plan.icem.noise-exponent", 0)
     answer = lewm("eval", debug_run, *options)
     assert (answer.status, answer.err) == (0, "")
-    asked = replace(tuned_plan("tworoom", preset("debug").plan), noise_exponent=0.0)
+    tuned = tuned_plan("tworoom", preset("debug").plan)
+    asked = replace(tuned, icem=replace(tuned.icem, noise_exponent=0.0))
     assert json.loads(out.read_text())["config"]["plan"] == to_dict(asked)
 
 

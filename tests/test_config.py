@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
+from lewm.checked import from_dict, to_dict
 from lewm.config import (
     PRESETS,
     CollectConfig,
     Config,
     EncoderConfig,
     EvalConfig,
+    IcemConfig,
     LoaderConfig,
     ModelConfig,
     PlanConfig,
     PredictorConfig,
     SigregConfig,
     TrainConfig,
-    from_dict,
     preset,
-    to_dict,
 )
 from lewm.errors import ConfigError
 
@@ -89,39 +89,31 @@ def test_an_unknown_field_names_the_nearest(values: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("build", "field"),
     [
-        (lambda: EncoderConfig(depth=0), "encoder.depth"),
-        (lambda: EncoderConfig(image_size=100), "encoder.image_size"),
-        (lambda: EncoderConfig(heads=5), "encoder.width"),
-        (lambda: PredictorConfig(dropout=1.0), "predictor.dropout"),
-        (lambda: PredictorConfig(heads=-1), "predictor.heads"),
+        (lambda: EncoderConfig(depth=0), "model.encoder.depth"),
+        (lambda: EncoderConfig(image_size=100), "model.encoder.image_size"),
+        (lambda: EncoderConfig(heads=5), "model.encoder.width"),
+        (lambda: PredictorConfig(dropout=1.0), "model.predictor.dropout"),
+        (lambda: PredictorConfig(heads=-1), "model.predictor.heads"),
         (lambda: ModelConfig(history=0), "model.history"),
         (lambda: ModelConfig(action_bottleneck=0), "model.action_bottleneck"),
         (lambda: SigregConfig(weight=-0.1), "sigreg.weight"),
         (lambda: SigregConfig(knots=1), "sigreg.knots"),
-        (lambda: SigregConfig(t_min=3.0), "sigreg.t_min"),
-        (lambda: PlanConfig(solver="icem", recorded=31), "plan.recorded"),
-        (lambda: PlanConfig(solver="icem", recorded=-1), "plan.recorded"),
+        (lambda: PlanConfig(solver="icem", icem=IcemConfig(recorded=31)), "plan.icem.recorded"),
+        (lambda: IcemConfig(recorded=-1), "plan.icem.recorded"),
         (lambda: TrainConfig(steps=0), "train.steps"),
-        (lambda: EncoderConfig(kept_patches=-1), "encoder.kept_patches"),
-        (lambda: EncoderConfig(image_size=28, kept_patches=5), "encoder.kept_patches"),
-        (lambda: EncoderConfig(background_noise=-1.0), "encoder.background_noise"),
-        (lambda: TrainConfig(coarse_steps=-1), "train.coarse_steps"),
-        (lambda: TrainConfig(steps=10, coarse_steps=10), "train.coarse_steps"),
+        (lambda: EncoderConfig(kept_patches=-1), "model.encoder.kept_patches"),
+        (lambda: EncoderConfig(image_size=28, kept_patches=5), "model.encoder.kept_patches"),
+        (lambda: EncoderConfig(background_noise=-1.0), "model.encoder.background_noise"),
         (lambda: TrainConfig(lr=0.0), "train.lr"),
         (lambda: TrainConfig(batch_size=1), "train.batch_size"),
         (lambda: TrainConfig(warmup_steps=-1), "train.warmup_steps"),
         (lambda: TrainConfig(final_lr_fraction=1.5), "train.final_lr_fraction"),
         (lambda: TrainConfig(schedule_steps=0), "train.schedule_steps"),
-        (lambda: TrainConfig(schedule="cosin"), "train.schedule"),
-        (lambda: TrainConfig(precision="fp8"), "train.precision"),
-        (lambda: PlanConfig(schedule="soonest", objective="summed"), "plan.objective"),
+        (lambda: PlanConfig(schedule="soonest", objective="nearest"), "plan.objective"),
         (lambda: LoaderConfig(val_fraction=1.0), "loader.val_fraction"),
-        (lambda: LoaderConfig(cache="tape"), "loader.cache"),
         (lambda: CollectConfig(workers=-1), "collect.workers"),
         (lambda: PlanConfig(elites=1), "plan.elites"),
         (lambda: PlanConfig(samples=10, elites=11), "plan.elites"),
-        (lambda: PlanConfig(execute=6), "plan.execute"),
-        (lambda: PlanConfig(execute=0), "plan.execute"),
         (lambda: EvalConfig(budget=0), "eval.budget"),
         (lambda: Config(seed=-1), "seed"),
     ],
@@ -131,21 +123,32 @@ def test_a_value_that_makes_no_sense_is_named(build: Callable[[], object], field
         build()
 
 
-@pytest.mark.parametrize("coarse_steps", [1, 9])
-def test_coarse_steps_need_patches_that_can_be_halved(coarse_steps: int):
-    odd = ModelConfig(EncoderConfig(image_size=42))
-    train = TrainConfig(steps=10, coarse_steps=coarse_steps)
-    with pytest.raises(
-        ConfigError, match=r"^train\.coarse_steps must be 0 .* 3 x 3 patches.*, got \d+\. .*multiple of 28"
-    ):
-        Config(model=odd, train=train)
-    assert Config(model=odd).train.coarse_steps == 0
-    some = ModelConfig(EncoderConfig(kept_patches=64))
-    with pytest.raises(ConfigError, match=r"^train\.coarse_steps must be 0 .*kept_patches \(64\).*, got \d+\. "):
-        Config(model=some, train=train)
-    assert Config(model=some).model.encoder.title == "ViT/14 at 224 px, 64 of 256 patches (least like the background)"
-    assert replace(some.encoder, background_noise=1.0).title.endswith("the background, give or take 1 of 255)")
-    assert Config(train=train).train.coarse_steps == coarse_steps
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: TrainConfig(precision="fp8"), "Unknown train.precision 'fp8'. Known: auto, bf16, float32."),
+        (lambda: TrainConfig(compile="max"), "Unknown train.compile 'max'."),
+        (lambda: LoaderConfig(cache="tape"), "Unknown loader.cache 'tape'."),
+        (lambda: PlanConfig(schedule="sonest"), "Unknown plan.schedule 'sonest'. Did you mean 'soonest'?"),
+        (lambda: TrainConfig(steps=10.5), "train.steps must be a whole number, got 10.5."),
+        (lambda: TrainConfig(steps="10"), "train.steps must be a whole number, got '10'."),
+        (lambda: TrainConfig(steps=True), "train.steps must be a whole number, got True."),
+        (lambda: TrainConfig(cuda_graph=1), "train.cuda_graph must be true or false, got 1."),
+        (lambda: TrainConfig(lr=float("nan")), "train.lr must be a finite number, got nan."),
+        (lambda: TrainConfig(lr=None), "train.lr must be a number, got None."),
+        (lambda: PlanConfig(budget_ms=float("inf")), "plan.budget_ms must be a finite number, got inf."),
+        (lambda: SigregConfig(knots=10**12), "sigreg.knots must be at most 1,000,000,000, got 1000000000000."),
+        (lambda: EncoderConfig(image_size=14 * 500), "model.encoder.image_size must be at most 4096, got 7000."),
+        (lambda: Config(seed=2**63), "seed must be at most 9,223,372,036,854,775,807"),
+        (lambda: Config(plan=3), "plan must be PlanConfig, got 3."),
+        (lambda: from_dict(Config, {"plan": 3}), "plan must be an object of settings, got 3."),
+        (lambda: from_dict(Config, []), "The configuration must be an object of settings, got []."),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused(build: Callable[[], object], message: str):
+    with pytest.raises(ConfigError) as error:
+        build()
+    assert message in str(error.value)
 
 
 def test_configurations_cannot_be_changed():

@@ -19,7 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 from lewm import checkpoint, cli, describe
-from lewm.config import Config, PlanConfig, from_dict, preset
+from lewm.checked import from_dict
+from lewm.config import Config, IcemConfig, PlanConfig, preset
 from lewm.data.store import EpisodeStore
 from lewm.errors import CheckpointError, DataError
 from lewm.evaluate.runner import evaluate
@@ -87,7 +88,7 @@ def test_recorded_actions_go_from_the_data_to_whoever_plans(debug_config: Config
     config = replace(debug_config, out=tmp_path / "run", train=replace(debug_config.train, steps=2))
     result = train(config)
     out = export_run(tmp_path / "run", tmp_path / "toy")
-    plan = replace(preset("debug").plan, solver="icem", recorded=1)
+    plan = replace(preset("debug").plan, solver="icem", icem=IcemConfig(recorded=1))
     assert config.data is not None
     with EpisodeStore(config.data) as store:
         rows = store.actions[np.isfinite(store.actions).all(1)]
@@ -116,16 +117,6 @@ def test_two_loads_give_the_same_plan(exported: Path) -> None:
     plans = [Planner(load(exported), config=config).plan(images[0], images[1]) for _ in range(2)]
     assert np.array_equal(plans[0].actions, plans[1].actions)
     assert np.array_equal(plans[0].distances, plans[1].distances)
-
-
-def test_what_is_exported_is_the_average_of_the_weights(debug_config: Config, tmp_path: Path) -> None:
-    config = replace(debug_config, out=tmp_path / "run", train=replace(debug_config.train, ema=0.9, steps=4))
-    result = train(config)
-    stored = load_file(export_run(tmp_path / "run", tmp_path / "toy") / checkpoint.WEIGHTS)
-    trained = load_file(result.checkpoint / "optimizer.safetensors")["trained/encoder.positions"]
-    average = result.model.state_dict()["encoder.positions"]
-    assert torch.equal(stored["encoder.positions"], average.bfloat16())
-    assert not torch.equal(stored["encoder.positions"], trained.bfloat16())
 
 
 def test_a_full_size_model_takes_36_megabytes(tmp_path: Path) -> None:
@@ -288,13 +279,12 @@ def test_what_is_known_of_the_dataset_outlives_it(debug_config: Config, debug_ru
 @pytest.mark.parametrize("name", ["pusht", "cube", "demo"])
 def test_the_command_of_a_training_repeats_it(name: str) -> None:
     base = preset(name)
-    coarse_steps = 0 if base.model.encoder.kept_patches else 33
     changed = replace(
         base,
         seed=3,
         data=Path("data/some file.h5"),
         out=Path("runs/x"),
-        train=replace(base.train, steps=77, coarse_steps=coarse_steps, cuda_graph=False, schedule_steps=900, ema=0.99),
+        train=replace(base.train, steps=77, cuda_graph=False, schedule_steps=900),
         model=replace(base.model, embed_dim=48),
         plan=replace(base.plan, warm_start=True),
     )
@@ -306,7 +296,7 @@ def test_the_command_of_a_training_repeats_it(name: str) -> None:
 
 def test_the_command_of_an_evaluation_repeats_it() -> None:
     run = preset("cube")
-    plan = replace(run.plan, schedule="receding", execute=2, warm_start=True, cuda_graph=False)
+    plan = replace(run.plan, schedule="receding", warm_start=True, cuda_graph=False)
     config = replace(run, seed=5, plan=plan, eval=replace(run.eval, episodes=200, manifest="strict"))
     _, _, name, *options = shlex.split(eval_command("cube", run, config))
     default = cli.EvalArgs(env=run.env, seed=run.seed, plan=run.plan, eval=run.eval)
@@ -377,16 +367,15 @@ def test_evaluating_a_name_writes_here(named: Path, capsys: pytest.CaptureFixtur
 
 def test_a_planner_is_named_with_what_it_does_differently() -> None:
     assert _planner(PlanConfig()) == "cem 300×30, 30 elites, horizon 5"
-    settings = {"noise_exponent": 2, "init_std": 1.5, "action_limit": 1.0, "effort": 0.5}
+    settings = {"icem": IcemConfig(noise_exponent=2), "init_std": 1.5, "action_limit": 1.0}
     named = _planner(PlanConfig(solver="icem", elites=10, warm_start=True, **settings))
     assert named == (
-        "icem 300×30, 10 elites, noise exponent 2, first spread 1.5, horizon 5, actions within ±1, effort 0.5, "
-        "from the last plan"
+        "icem 300×30, 10 elites, noise exponent 2, first spread 1.5, horizon 5, actions within ±1, from the last plan"
     )
-    recorded = _planner(PlanConfig(solver="icem", recorded=3, momentum=0.3))
+    recorded = _planner(PlanConfig(solver="icem", icem=IcemConfig(recorded=3, momentum=0.3)))
     first = "3 iterations of recorded actions, noise like these, momentum 0.3"
     assert recorded == f"icem 300×30, 30 elites, {first}, horizon 5"
-    assert "momentum" not in _planner(PlanConfig(momentum=0.3))  # CEM has none
+    assert "momentum" not in _planner(PlanConfig(icem=IcemConfig(momentum=0.3)))  # CEM has none
 
 
 @pytest.mark.slow

@@ -11,13 +11,15 @@ import lewm
 PACKAGE = Path(lewm.__file__).parent
 
 VOCABULARY = {"types", "errors", "rng", "version"}
-BASICS = VOCABULARY | {"config"}
+BASICS = VOCABULARY | {"checked", "config", "retired"}
 SERVICES = {"checkpoint", "progress"}
 
 # What each part of lewm may import of the others.
 MAY_IMPORT = {
     **{part: set() for part in VOCABULARY},
-    "config": VOCABULARY,
+    "checked": VOCABULARY,
+    "config": VOCABULARY | {"checked"},
+    "retired": VOCABULARY | {"checked", "config"},
     "video": VOCABULARY,
     "progress": BASICS,
     "checkpoint": BASICS,

@@ -29,6 +29,8 @@ from lewm.errors import DataError
 from lewm.rng import stream
 from lewm.types import Array, Batch
 
+SPLIT_SEED = 3072  # decides which episodes are held out
+
 
 class Windows:
     """Every window of the episodes ``ids``, int (E,), in the order of their rows; ``skipped`` are too short for one."""
@@ -75,13 +77,13 @@ def _window_starts(store: EpisodeStore, episode: int, steps: Array) -> Array:
     return starts[has_frames.all(axis=1)]
 
 
-def split_episodes(num_episodes: int, val_fraction: float, seed: int) -> tuple[Array, Array]:
+def split_episodes(num_episodes: int, val_fraction: float) -> tuple[Array, Array]:
     """Ids of training and validation episodes, sorted, int (E_train,) and (E_val,); at least one each."""
     # Whole episodes: windows of one overlap, so windows held out at random would have been seen in training.
     if num_episodes < 2:
         raise DataError(f"Training and validation need at least one episode each, got {num_episodes}. Collect more.")
     held_out = min(max(round(num_episodes * val_fraction), 1), num_episodes - 1)
-    shuffled = stream(seed).permutation(num_episodes)
+    shuffled = stream(SPLIT_SEED).permutation(num_episodes)
     return np.sort(shuffled[held_out:]), np.sort(shuffled[:held_out])
 
 

@@ -21,8 +21,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from lewm.checked import to_dict
 from lewm.checkpoint import disk_errors, replacing
-from lewm.config import to_dict
 from lewm.envs.registry import env_entry
 from lewm.evaluate.animation import episodes_gif
 from lewm.evaluate.results import Evaluation

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from lewm import checkpoint
-from lewm.config import Config, to_dict
+from lewm.checked import to_dict
+from lewm.config import Config
 from lewm.envs.registry import env_entry
 from lewm.errors import DataError
 from lewm.evaluate.stats import Comparison, Rate

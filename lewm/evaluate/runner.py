@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 from lewm import checkpoint
-from lewm.config import Config, to_dict
+from lewm.checked import to_dict
+from lewm.config import Config
 from lewm.envs.registry import EnvEntry, env_entry
 from lewm.errors import PlanningError
 from lewm.evaluate.journal import Journal, Notes

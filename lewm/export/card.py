@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from lewm import checkpoint
-from lewm.config import SCHEDULES, Config, EvalConfig, PlanConfig, from_dict, to_dict
+from lewm.config import SCHEDULES, Config, EvalConfig, PlanConfig
 from lewm.errors import DataError
 from lewm.evaluate.stats import Rate
 from lewm.export.commands import asked_for, collect_command, eval_command, train_command
 from lewm.model.world_model import LeWM
+from lewm.retired import changed, read_config
 
 CARD = "README.md"
 # The lines of an evaluation's table, and the columns of the card's.
@@ -46,7 +46,7 @@ class Evaluated:
             found = document["checkpoint"] and document["checkpoint"]["weights_sha256"]
             figures = {name: document["rates"][name] for name in (*RATES, SOLVED_AT_START)}
             rates = {name: Rate(rate["successes"], rate["episodes"]) for name, rate in figures.items()}
-            seconds, config = document["times"]["seconds_per_plan_p50"], from_dict(Config, document["config"])
+            seconds, config = document["times"]["seconds_per_plan_p50"], read_config(document["config"])
             what = (config, document["goal_offset"], rates, seconds, document["device"], document["versions"])
         except (KeyError, TypeError) as error:
             raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
@@ -59,15 +59,12 @@ class Evaluated:
     @staticmethod
     def remembered(entry: dict[str, Any], run: Config) -> Evaluated:
         """What ``entry`` returned, for a model of this run."""
-        settings = to_dict(run)
         try:
-            for name, value in entry["settings"].items():
-                *sections, field = name.split(".")
-                reduce(dict.__getitem__, sections, settings)[field] = value
+            config = changed(run, entry["settings"])
             rates = {name: Rate(*counts) for name, counts in entry["rates"].items()}
             rest = entry["seconds_per_plan"], entry["device"], entry["versions"]
-            return Evaluated(from_dict(Config, settings), entry["goal_offset"], rates, *rest)
-        except (KeyError, TypeError) as error:
+            return Evaluated(config, entry["goal_offset"], rates, *rest)
+        except (KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"An evaluation in the model's {checkpoint.CONFIG} is not one that lewm wrote (no {error}). Remove it "
                 'from "evaluations" there, or copy the file again.'
@@ -97,7 +94,7 @@ def in_order(evaluations: Iterable[Evaluated]) -> list[Evaluated]:
 
 def model_card(name: str, description: dict[str, Any], model: LeWM) -> str:
     """The Markdown of a card. description: what the model's config.json says."""
-    run = from_dict(Config, description["run"])
+    run = read_config(description["run"], lost=[])
     evaluations = [Evaluated.remembered(entry, run) for entry in description["evaluations"]]
     sections = [
         "---\nlibrary_name: lewm\nlicense: mit\ntags: [world-model, planning]\n---",
@@ -158,18 +155,19 @@ def _success_row(evaluation: Evaluated) -> list[str]:
 
 def _planner(plan: PlanConfig) -> str:
     usual = PlanConfig()
-    width = plan.samples if plan.solver in ("cem", "icem", "mppi") else plan.restarts
+    width = plan.samples if plan.solver in ("cem", "icem", "mppi") else plan.gradient.restarts
     elites = f", {plan.elites} elites" if plan.solver in ("cem", "icem") else ""
-    noise = f", noise exponent {plan.noise_exponent:g}" if plan.solver == "icem" else ""
-    if plan.recorded:
-        noise = f", {plan.recorded} iterations of recorded actions, noise like these"
-    momentum = f", momentum {plan.momentum:g}" if plan.solver == "icem" and plan.momentum != usual.momentum else ""
+    icem, noise, momentum = plan.icem, "", ""
+    if plan.solver == "icem":
+        noise = f", noise exponent {icem.noise_exponent:g}"
+        if icem.recorded:
+            noise = f", {icem.recorded} iterations of recorded actions, noise like these"
+        momentum = f", momentum {icem.momentum:g}" if icem.momentum != usual.icem.momentum else ""
     spread = f", first spread {plan.init_std:g}" if plan.init_std != usual.init_std else ""
     limit = f", actions within ±{plan.action_limit:g}" if plan.action_limit else ""
-    effort = f", effort {plan.effort:g}" if plan.effort else ""
     warm = ", from the last plan" if plan.warm_start else ""
     search = f"{plan.solver} {width}×{plan.iterations}{elites}{noise}{momentum}{spread}"
-    return f"{search}, horizon {plan.horizon}{limit}{effort}{warm}"
+    return f"{search}, horizon {plan.horizon}{limit}{warm}"
 
 
 def _environment(evaluation: Evaluated) -> str:
@@ -199,10 +197,9 @@ def _training_rows(training: dict[str, Any] | None, run: Config) -> list[list[st
     if training is None:
         return [["", ""], ["training", "not recorded"]]
     settings, minutes = run.train, training.get("minutes")
-    coarse = f"; the first {settings.coarse_steps:,} at half resolution" if settings.coarse_steps else ""
-    decay = f"cosine to {100 * settings.final_lr_fraction:g} %" if settings.schedule == "cosine" else "constant"
+    decay = f"cosine to {100 * settings.final_lr_fraction:g} %"
     rows = {
-        "steps": f"{training['step']:,} of {settings.steps:,}, {settings.batch_size} windows each{coarse}",
+        "steps": f"{training['step']:,} of {settings.steps:,}, {settings.batch_size} windows each",
         "windows": f"{training['windows']:,}",
         "minutes": f"{minutes:.1f} (reading data and compiling not counted)" if minutes else None,
         "device": training.get("device"),
@@ -210,7 +207,6 @@ def _training_rows(training: dict[str, Any] | None, run: Config) -> list[list[st
         "optimiser": f"{OPTIMISERS[settings.optimizer]}, weight decay {settings.weight_decay:g}, "
         f"gradient norm at most {settings.clip_norm:g}",
         "SIGReg": f"weight {run.sigreg.weight:g}, {run.sigreg.directions} directions",
-        "average of weights": f"decay {settings.ema:g}" if settings.ema else "none",
         "seed": str(run.seed),
         "precision": settings.precision,
     }

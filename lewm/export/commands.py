@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lewm.config import PRESETS, Config, preset, to_dict
+from lewm.checked import flat
+from lewm.config import PRESETS, Config, preset
 from lewm.envs.registry import env_entry
 
 
@@ -27,7 +28,7 @@ def train_command(config: Config) -> str:
     """`lewm train` for a run: the preset that it is nearest to, and what differs."""
     files = {"--data": config.data, "--out": config.out}
     config = replace(config, data=None, out=None, device="auto")
-    changed = {name: _changes(to_dict(preset(name)), to_dict(config)) for name in PRESETS}
+    changed = {name: _changes(preset(name), config) for name in PRESETS}
     nearest = min(changed, key=lambda name: len(changed[name]))
     places = [part for option, path in files.items() if path for part in (option, str(path))]
     return shlex.join(["lewm", "train", nearest, *places, *_options(changed[nearest])])
@@ -40,8 +41,7 @@ def eval_command(name: str, run: Config, config: Config) -> str:
 
 def asked_for(run: Config, config: Config) -> dict[str, Any]:
     """The settings of an evaluation with ``config`` that are not those of the model's run, by dotted name."""
-    evaluated = replace(run, env=config.env, seed=config.seed, plan=config.plan, eval=config.eval)
-    return _changes(to_dict(run), to_dict(evaluated))
+    return _changes(run, replace(run, env=config.env, seed=config.seed, plan=config.plan, eval=config.eval))
 
 
 def portable(config: Config) -> Config:
@@ -50,15 +50,10 @@ def portable(config: Config) -> Config:
     return replace(config, data=data, out=out)
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+def _changes(old: Config, new: Config) -> dict[str, Any]:
     """The settings of ``new`` that differ from those of ``old``, by dotted name."""
-    changed: dict[str, Any] = {}
-    for name, value in new.items():
-        if isinstance(value, dict):
-            changed |= _changes(old[name], value, f"{section}{name}.")
-        elif value != old[name]:
-            changed[f"{section}{name}"] = value
-    return changed
+    before = flat(old)
+    return {name: value for name, value in flat(new).items() if value != before[name]}
 
 
 def _options(settings: Mapping[str, Any]) -> list[str]:

@@ -19,11 +19,13 @@ from typing import Any
 import torch
 
 from lewm import checkpoint
-from lewm.config import Config, from_dict, to_dict
+from lewm.checked import to_dict
+from lewm.config import Config
 from lewm.data.store import EpisodeStore
 from lewm.export.card import CARD, Evaluated, in_order, model_card
 from lewm.export.commands import portable
 from lewm.model.world_model import LeWM
+from lewm.retired import read_config
 from lewm.train.logs import read_metrics
 
 
@@ -40,7 +42,7 @@ def export_run(source: str | Path, out: Path, evaluations: Sequence[Path] = ()) 
     digest = checkpoint.weights_digest(tensors)
     new = [Evaluated.read(path, digest) for path in evaluations]
     recorded = document.get("run", {})
-    run = from_dict(Config, recorded)
+    run = read_config(recorded, lost=[])
     earlier = _earlier_export(out, digest)
     entries = (entry for known in (_earlier_export(folder, digest), earlier) for entry in known.get("evaluations", ()))
     evaluated = in_order((*(Evaluated.remembered(entry, run) for entry in entries), *new))

@@ -10,7 +10,7 @@ is from that of the standard Gaussian, phi_0(t) = exp(-t^2/2), with the Epps-Pul
 
     T = N integral w(t) |phi_N(t) - phi_0(t)|^2 dt,      w(t) = exp(-t^2/2).
 
-The integrand is even in t, so the integral runs over [t_min, t_max] by the trapezoid rule and counts double.
+The integrand is even in t, so the integral runs over [0, 3] by the trapezoid rule and counts double.
 
 Shapes: N time steps, B batch, D embedding, M directions, Q knots. The statistic is taken over the batch, for
 each time step and direction on its own, and averaged.
@@ -29,16 +29,16 @@ from torch import nn
 from lewm.config import SigregConfig
 from lewm.rng import derive_seed
 
+END = 3.0  # of the quadrature. The paper's appendix has [0.2, 4].
 
-def sigreg(
-    z_NBD: torch.Tensor, directions_DM: torch.Tensor, knots: int = 17, t_min: float = 0.0, t_max: float = 3.0
-) -> torch.Tensor:
+
+def sigreg(z_NBD: torch.Tensor, directions_DM: torch.Tensor, knots: int = 17) -> torch.Tensor:
     """The SIGReg statistic of embeddings (N, B, D) along unit directions (D, M): a scalar.
 
     Computed in float32 whatever the input: the characteristic function's error is a difference of numbers
     close to one another.
     """
-    t_Q, weight_Q = _quadrature(knots, t_min, t_max, z_NBD.device)
+    t_Q, weight_Q = _quadrature(knots, z_NBD.device)
     return _statistic(characteristic_function(z_NBD, directions_DM, t_Q), t_Q, weight_Q, z_NBD.shape[1])
 
 
@@ -58,10 +58,10 @@ def _statistic(phi_2NMQ: torch.Tensor, t_Q: torch.Tensor, weight_Q: torch.Tensor
         return batch * (error_NMQ @ weight_Q).mean()
 
 
-def _quadrature(knots: int, t_min: float, t_max: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _quadrature(knots: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Knots and trapezoid weights, (Q,) each; the weights include the window w(t) and both signs of t."""
-    t = torch.linspace(t_min, t_max, knots, device=device)
-    step = (t_max - t_min) / (knots - 1)
+    t = torch.linspace(0, END, knots, device=device)
+    step = END / (knots - 1)
     weight = torch.full_like(t, 2 * step)
     weight[:1].fill_(step)  # not by assignment, which copies from the host: a step that is being recorded cannot
     weight[-1:].fill_(step)
@@ -102,8 +102,7 @@ class SIGReg(nn.Module):
 
     def forward(self, z_NBD: torch.Tensor, directions_DM: torch.Tensor) -> torch.Tensor:
         """The statistic of this process's embeddings (N, B, D) together with all others': a scalar."""
-        c = self.config
-        t_Q, weight_Q = _quadrature(c.knots, c.t_min, c.t_max, z_NBD.device)
+        t_Q, weight_Q = _quadrature(self.config.knots, z_NBD.device)
         phi_2NMQ = self.characteristic_function(z_NBD, directions_DM, t_Q)
         if self._average is not None:
             phi_2NMQ = self._average(phi_2NMQ)

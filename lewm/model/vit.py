@@ -3,9 +3,8 @@
 A plain pre-norm ViT whose output is the final [CLS] token. It computes the same function as Hugging Face's
 ``ViTModel`` (exact GELU, LayerNorm epsilon 1e-12), which the official checkpoints were trained with.
 
-Shapes: N images, P tokens ([CLS] and the patches), W width; frames are (N, R, R, 3) uint8. They may be coarser than the
-configured size by a whole factor: fewer patches of the same size in pixels, each in the place of several finer ones.
-Or only some patches of a frame become tokens, those least like the background: K of them.
+Shapes: N images, P tokens ([CLS] and the patches), W width; frames are (N, R, R, 3) uint8. Perhaps only
+some patches of a frame become tokens, those least like the background: K of them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from lewm.config import EncoderConfig
-from lewm.errors import PlanningError
 from lewm.model import attention_kernels, mlp_kernels
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -143,8 +141,6 @@ class ViT(nn.Module):
         super().__init__()
         self.image_size, self.patch_size, self.kept_patches = config.image_size, config.patch_size, config.kept_patches
         self.background_noise = config.background_noise
-        # Under autocast tokens are bfloat16 between layers, which halves the traffic, unless this is set.
-        self.float32_tokens = False
         self.patches = PatchEmbedding(config)
         if config.kept_patches:
             size = (config.image_size, config.image_size, 3)
@@ -171,38 +167,14 @@ class ViT(nn.Module):
             elif isinstance(module, MLP):
                 module.fused = mlp
 
-    def positions_at(self, size: int) -> torch.Tensor:
-        """Positions of [CLS] and the patches of frames of ``size`` pixels, (1, P, W).
-
-        A patch of a frame that is coarser by the factor k covers k x k of the finest, and has their mean position.
-        """
-        if size == self.image_size:
-            return self.positions
-        grid, side = self.image_size // self.patch_size, size // self.patch_size
-        if side == 0 or size % self.patch_size or grid % side:
-            raise PlanningError(
-                f"Expected frames of {self.image_size} pixels, or of a whole fraction of that which is a multiple of "
-                f"{self.patch_size} (patch), got {size}."
-            )
-        k = grid // side
-        means = self.positions[:, 1:].unflatten(1, (side, k, side, k)).mean((2, 4)).flatten(1, 2)
-        return torch.cat([self.positions[:, :1], means], dim=1)
-
     def embed(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(N, R, R, 3) uint8 -> [CLS] and patch tokens (N, P, W), and the positions to add to them, (1 or N, P, W)."""
-        positions, patches = self.positions_at(pixels.shape[1]), self.patches.cut(pixels)
+        patches, positions = self.patches.cut(pixels), cast(torch.Tensor, self.positions)
         if self.kept_patches:
-            if pixels.shape[1] != self.image_size:
-                raise PlanningError(
-                    f"An encoder that leaves out background takes frames of {self.image_size} pixels, not of "
-                    f"{pixels.shape[1]}."
-                )
             kept_NK = self.least_like_background(patches)
             patches = patches.gather(1, kept_NK.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
             positions = self._positions_of(kept_NK, positions)
         x = self.patches(patches)
-        if self.float32_tokens:
-            x = x.float()
         # In the precision of the patches: under autocast the sum would be float32, and every layer would carry it on.
         cls = self.cls_token.to(x.dtype)
         x = torch.cat([cls.expand(len(x), -1, -1), x], dim=1)
@@ -235,7 +207,7 @@ class ViT(nn.Module):
         return self.norm(cast(Block, self.blocks[-1]).first_token(x_NPW, change_NPW))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """(N, R, R, 3) uint8 -> (N, W), with R the image size or a whole fraction of it (see ``positions_at``)."""
+        """(N, R, R, 3) uint8 -> (N, W)."""
         x, change = self.embed(pixels)
         for block in self.blocks[:-1]:
             x, change = block(x, change)

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from lewm import checkpoint
-from lewm.config import ModelConfig, from_dict, to_dict
+from lewm.checked import from_dict, to_dict
+from lewm.config import ModelConfig
 from lewm.errors import CheckpointError, ConfigError, PlanningError
 from lewm.model.predictor import ActionEmbedder, Predictor
 from lewm.model.rollout import FastRollout

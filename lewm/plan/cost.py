@@ -26,31 +26,12 @@ def terminal_distance(z_BSHD: torch.Tensor, goal_BD: torch.Tensor, _actions: tor
     return squared_distance(z_BSHD[:, :, -1], goal_BD.unsqueeze(1))
 
 
-def summed_distance(z_BSHD: torch.Tensor, goal_BD: torch.Tensor, _actions: torch.Tensor) -> torch.Tensor:
-    """Squared distance to the goal, averaged along the way: hurries, at the price of detours it will not take."""
-    return squared_distance(z_BSHD, goal_BD[:, None, None]).mean(-1)
-
-
 def nearest_distance(z_BSHD: torch.Tensor, goal_BD: torch.Tensor, _actions: torch.Tensor) -> torch.Tensor:
     """Squared distance at the nearest point of the way: for goals that may be reached before the horizon."""
     return squared_distance(z_BSHD, goal_BD[:, None, None]).amin(-1)
 
 
-@dataclass(frozen=True)
-class ControlEffort:
-    """``weight`` times the mean square of the z-scored actions: prefers actions as in the training data."""
-
-    weight: float
-
-    def __call__(self, _z: torch.Tensor, _goal: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor:
-        return self.weight * actions_BSHA.square().mean((-2, -1))
-
-
-OBJECTIVES: dict[str, Objective] = {
-    "terminal": terminal_distance,
-    "summed": summed_distance,
-    "nearest": nearest_distance,
-}
+OBJECTIVES: dict[str, Objective] = {"terminal": terminal_distance, "nearest": nearest_distance}
 
 
 def add_up(

@@ -18,7 +18,7 @@ _EPSILON = 1e-8
 
 
 class Gradient:
-    """SGD, RMSProp or Adam on plans, as ``config.solver`` says, on R = ``config.restarts`` plans at once.
+    """SGD, RMSProp or Adam on plans, as ``config.solver`` says, on R = ``config.gradient.restarts`` plans at once.
 
     Memory of a search: current plans, and running means of their gradients and squared gradients, (B, R, H, A) each;
     the cost of the best plan so far, (B,). Its ``std_BHA`` is how far the plans moved in the last step.
@@ -33,7 +33,7 @@ class Gradient:
     def begin(self, problem: Problem) -> Search:
         mean_BHA = problem.first_mean()
         search = Search.begin(mean_BHA, self.config.init_std)
-        noise_BRHA = problem.noise(self.config.restarts, search.iteration)
+        noise_BRHA = problem.noise(self.config.gradient.restarts, search.iteration)
         others_BRHA = mean_BHA.unsqueeze(1) + self.config.init_std * noise_BRHA[:, 1:]
         plans_BRHA = problem.bound(torch.cat([mean_BHA.unsqueeze(1), others_BRHA], dim=1))
         best_cost_B = torch.full_like(plans_BRHA[:, 0, 0, 0], torch.inf)
@@ -49,7 +49,7 @@ class Gradient:
         best_BHA, best_cost_B = _better(plans_BRHA, cost_BR.detach(), search.mean_BHA, best_cost_B)
         uphill_BRHA, first_BRHA, second_BRHA = self._uphill(gradient_BRHA, first_BRHA, second_BRHA, search.iteration)
         # Falling to zero, so that the last steps settle.
-        lr = self.config.lr * (1 - search.iteration / self.iterations)
+        lr = self.config.gradient.lr * (1 - search.iteration / self.iterations)
         moved_BRHA = problem.bound(plans_BRHA - lr * uphill_BRHA)
         spread_BHA = (moved_BRHA - plans_BRHA).square().mean(1).sqrt()
         return search.next(best_BHA, spread_BHA, (moved_BRHA, first_BRHA, second_BRHA, best_cost_B))

@@ -29,7 +29,7 @@ class ICEM:
         self.config = config or PlanConfig()
         self.iterations = self.config.iterations
         # At least one: the first of the elites kept is the best plan so far.
-        self.kept = max(1, round(self.config.kept_elites * self.config.elites))
+        self.kept = max(1, round(self.config.icem.kept_elites * self.config.elites))
 
     def begin(self, problem: Problem) -> Search:
         mean_BHA = problem.first_mean()
@@ -43,34 +43,34 @@ class ICEM:
         mean_BHA, kept_BEHA, kept_cost_BE, colouring = search.memory
         noise_BSHA = colour(problem.noise(self.config.samples, search.iteration), colouring)
         plans_BSHA = problem.candidates(mean_BHA, search.std_BHA, noise_BSHA)
-        if self.config.recorded:
+        if self.config.icem.recorded:
             plans_BSHA = self._recorded_first(problem, search, plans_BSHA)
         cost_BS = torch.cat([problem.cost(plans_BSHA), kept_cost_BE], dim=1)
         elite_cost_BE, best_BE = cost_BS.topk(self.config.elites, dim=1, largest=False)
         elites_BEHA = torch.take_along_dim(torch.cat([plans_BSHA, kept_BEHA], 1), best_BE[:, :, None, None], dim=1)
-        mean_BHA = torch.lerp(elites_BEHA.mean(1), mean_BHA, self.config.momentum)
-        std_BHA = torch.lerp(elites_BEHA.std(1), search.std_BHA, self.config.momentum)
+        mean_BHA = torch.lerp(elites_BEHA.mean(1), mean_BHA, self.config.icem.momentum)
+        std_BHA = torch.lerp(elites_BEHA.std(1), search.std_BHA, self.config.icem.momentum)
         kept = elites_BEHA[:, : self.kept], elite_cost_BE[:, : self.kept]
         return search.next(elites_BEHA[:, 0], std_BHA, (mean_BHA, *kept, colouring))
 
     def _colouring(self, problem: Problem) -> torch.Tensor:
-        if self.config.recorded:
+        if self.config.icem.recorded:
             return _known(problem.precedents).colouring
         steps = problem.horizon * problem.steps_per_block
-        return colouring_matrix(steps, self.config.noise_exponent, problem.keys_B.device)
+        return colouring_matrix(steps, self.config.icem.noise_exponent, problem.keys_B.device)
 
     def _recorded_first(self, problem: Problem, search: Search, plans_BSHA: torch.Tensor) -> torch.Tensor:
         """Recorded plans in place of ``plans_BSHA``, but for the mean, in the first iterations."""
         samples = plans_BSHA.shape[1]
         recorded_BSHA = problem.bound(_known(problem.precedents).some(problem.keys_B, samples, search.iteration))
         # The device chooses: a search that is one CUDA graph cannot ask how far it is.
-        early = (search.iteration < self.config.recorded) & (torch.arange(samples, device=plans_BSHA.device) > 0)
+        early = (search.iteration < self.config.icem.recorded) & (torch.arange(samples, device=plans_BSHA.device) > 0)
         return torch.where(early[:, None, None], recorded_BSHA, plans_BSHA)
 
 
 def _known(precedents: Precedents | None) -> Precedents:
     if precedents is None:
-        raise PlanningError("plan.recorded is for problems with precedents, and this one has none.")
+        raise PlanningError("plan.icem.recorded is for problems with precedents, and this one has none.")
     return precedents
 
 

@@ -16,10 +16,10 @@ import torch
 
 from lewm.config import PlanConfig
 from lewm.errors import PlanningError
-from lewm.plan.cost import OBJECTIVES, ArrivalCost, ControlEffort, Objective, TotalCost, add_up, squared_distance
+from lewm.plan.cost import OBJECTIVES, ArrivalCost, Objective, TotalCost, add_up, squared_distance
 from lewm.plan.graph import Recorder
 from lewm.plan.schedule import soonest
-from lewm.plan.solver import Precedents, Problem, Search, Solver, Stopping, solve
+from lewm.plan.solver import Precedents, Problem, Search, Solver, solve
 from lewm.plan.solvers import make_solver
 from lewm.types import Array, Context, Cost, Plan, WorldModel
 
@@ -67,7 +67,7 @@ class Planner:
         model: the world model, in evaluation mode.
         solver: how to search; by default the one that ``config`` names.
         config: everything else about planning.
-        objectives: what makes a future good; by default the distance and effort that ``config`` names. Functions
+        objectives: what makes a future good; by default the distance that ``config`` names. Functions
             (z_BSHD, goal_BD, actions_BSHA) -> (B, S), added up.
     """
 
@@ -90,8 +90,7 @@ class Planner:
                 "The schedule 'soonest' has an objective of its own, the distance at each horizon; it takes no others. "
                 "Choose another schedule, or plan without objectives."
             )
-        effort: list[Objective] = [ControlEffort(self.config.effort)] if self.config.effort else []
-        self.objectives = list(objectives or [OBJECTIVES[self.config.objective], *effort])
+        self.objectives = list(objectives or [OBJECTIVES[self.config.objective]])
         self.block_dim = model.frame_skip * model.action_dim
         # Fails now, not after a search, for a model without action statistics.
         model.denormalise_actions(torch.zeros(self.block_dim, device=model.device))
@@ -173,15 +172,14 @@ class Planner:
 
     def _search(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the solver, S times for each episode: z-scored plans (S*B, H, A), and where they lead, (B, S, H, D)."""
-        stopping = Stopping(self.config.stop_spread, self.config.budget_ms and self.config.budget_ms / 1000)
-        if not stopping.possible:
+        if self.config.budget_ms is None:
             plans, z_BSHD = self._record("search", self._search_to_the_end, *inputs)
             return plans, z_BSHD
 
         def step(search: Search) -> Search:
             return Search.of(*self._record("step", self._step, *inputs, *search.tensors()))
 
-        plans = solve(self.solver, self._problem(*inputs), stopping, step)
+        plans = solve(self.solver, self._problem(*inputs), self.config.budget_ms / 1000, step)
         (z_BSHD,) = self._record("imagine", self._imagine, *inputs[:2], plans)
         return plans, z_BSHD
 
@@ -212,20 +210,20 @@ class Planner:
 
     def _precedents(self, horizon: int) -> Precedents | None:
         """The model's recorded actions, as plans of this many blocks; None if they are not asked for."""
-        if not self.config.recorded:
+        if not self.config.icem.recorded:
             return None
         if horizon not in self._precedents_by_horizon:
             sequences = getattr(self.model, "recorded_actions", None)
             if sequences is None or not len(sequences):
                 raise PlanningError(
-                    "plan.recorded asks for recorded actions, and this model has none. Train it again or, after "
+                    "plan.icem.recorded asks for recorded actions, and this model has none. Train it again or, after "
                     "`lewm import-official`, import it with --dataset; or plan without."
                 )
             steps, skip = horizon * self.model.frame_skip, self.model.frame_skip
             if sequences.shape[1] < steps:
                 raise PlanningError(
-                    f"plan.recorded: a plan of {horizon} blocks has {steps} actions, the model's recorded sequences "
-                    f"have {sequences.shape[1]}. Plan for fewer blocks, or without."
+                    f"plan.icem.recorded: a plan of {horizon} blocks has {steps} actions, the model's recorded "
+                    f"sequences have {sequences.shape[1]}. Plan for fewer blocks, or without."
                 )
             raw = sequences[:, :steps].to(self.model.device).unflatten(1, (horizon, skip))
             self._precedents_by_horizon[horizon] = Precedents.of(self.model.normalise_actions(raw))

@@ -31,7 +31,7 @@ class MPPI:
 
     def step(self, problem: Problem, search: Search) -> Search:
         plans_BSHA = problem.sample(search.mean_BHA, search.std_BHA, self.config.samples, search.iteration)
-        weight_BS11 = candidate_weights(problem.cost(plans_BSHA), self.config.temperature)[:, :, None, None]
+        weight_BS11 = candidate_weights(problem.cost(plans_BSHA), self.config.mppi.temperature)[:, :, None, None]
         return search.next((weight_BS11 * plans_BSHA).sum(1), search.std_BHA * self.cooling)
 
 

@@ -148,47 +148,27 @@ class Solver(Protocol):
     def step(self, problem: Problem, search: Search) -> Search: ...
 
 
-@dataclass(frozen=True)
-class Stopping:
-    """When to end a search before its last iteration.
-
-    spread: stop once the mean standard deviation of the candidates falls below this, None: never.
-    seconds: stop when this much time has passed, with the best plan so far, None: never.
-    Either makes the loop wait for the device after each step, and results then depend on the clock or on companions in
-    the batch; both are off by default.
-    """
-
-    spread: float | None = None
-    seconds: float | None = None
-
-    @property
-    def possible(self) -> bool:
-        """Whether a search may end early at all."""
-        return self.spread is not None or self.seconds is not None
-
-    def reached(self, search: Search, started: float) -> bool:
-        """Whether the search should end now."""
-        if self.spread is not None and search.std_BHA.mean().item() < self.spread:
-            return True
-        if self.seconds is None:
-            return False
-        if search.mean_BHA.is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter() - started > self.seconds
-
-
 Step = Callable[[Search], Search]
 
 
-def solve(solver: Solver, problem: Problem, stopping: Stopping | None = None, step: Step | None = None) -> torch.Tensor:
+def solve(solver: Solver, problem: Problem, seconds: float | None = None, step: Step | None = None) -> torch.Tensor:
     """Run a solver to its end: the plan it settles on for each episode, z-scored (B, H, A).
 
-    step: replaces ``solver.step`` on this problem, for instance by a recorded graph of it.
+    seconds: stop after so much time, with the plan so far. That makes the loop wait for the device after each step,
+    and results then depend on the clock.  step: replaces ``solver.step`` on this problem, for instance by a captured
+    graph of it.
     """
-    stopping, started = stopping or Stopping(), time.perf_counter()
+    started = time.perf_counter()
     search = solver.begin(problem)
     for _ in range(solver.iterations):
         search = step(search) if step else solver.step(problem, search)
-        if stopping.reached(search, started):
+        if seconds is not None and _elapsed(search, started) > seconds:
             break
     return problem.bound(search.mean_BHA)
+
+
+def _elapsed(search: Search, started: float) -> float:
+    """Seconds since ``started``, when everything that the search has asked of the device is done."""
+    if search.mean_BHA.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started

@@ -15,8 +15,9 @@ from lewm.plan.solver import Solver
 
 def make_solver(config: PlanConfig) -> Solver:
     """The solver that ``config.solver`` names, with its settings."""
-    if config.recorded and config.solver != "icem":  # not in the config, where `lewm eval --solver` sets it last
-        raise ConfigError(f"plan.recorded is for the solver icem, got {config.recorded} with {config.solver}.")
+    if config.icem.recorded and config.solver != "icem":  # not in the config, where `lewm eval --solver` sets it last
+        got = f"{config.icem.recorded} with {config.solver}"
+        raise ConfigError(f"plan.icem.recorded is for the solver icem, got {got}.")
     if config.solver in ("sgd", "rmsprop", "adam"):
         return Gradient(config)
     sampling: dict[str, Callable[[PlanConfig], Solver]] = {"cem": CEM, "icem": ICEM, "mppi": MPPI}

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lewm.config import PlanConfig
+from lewm.config import IcemConfig, PlanConfig
 from lewm.errors import ConfigError
 
 _BOUNDED: dict[str, Any] = {"solver": "icem", "schedule": "shrinking", "warm_start": True, "action_limit": 1.0}
 TUNED: dict[str, dict[str, Any]] = {
-    "tworoom": {**_BOUNDED, "noise_exponent": 1.0},
-    "pusht": {**_BOUNDED, "noise_exponent": 0.5},
-    "reacher": {"solver": "icem", "schedule": "shrinking", "noise_exponent": 2.0},
-    "cube": {**_BOUNDED, "recorded": 3, "momentum": 0.3},
+    "tworoom": {**_BOUNDED, "icem": IcemConfig(noise_exponent=1.0)},
+    "pusht": {**_BOUNDED, "icem": IcemConfig(noise_exponent=0.5)},
+    "reacher": {"solver": "icem", "schedule": "shrinking", "icem": IcemConfig(noise_exponent=2.0)},
+    "cube": {**_BOUNDED, "icem": IcemConfig(recorded=3, momentum=0.3)},
 }
 
 

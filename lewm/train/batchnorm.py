@@ -25,7 +25,10 @@ def measure_batchnorm(model: LeWM, batches: Iterable[Batch]) -> None:
     """
     model.eval()
     # Frames of one batch at a time: what is kept of them is small.
-    embedded = [(model.encoder(batch.pixels.flatten(0, 1)), batch.actions) for batch in batches]
+    embedded = []
+    for batch in batches:
+        assert batch.pixels is not None
+        embedded.append((model.encoder(batch.pixels.flatten(0, 1)), batch.actions))
     _set_statistics(model.projector, [frames_NW for frames_NW, _ in embedded])
     model.predictor.train()
     predictions = []

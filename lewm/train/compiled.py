@@ -2,8 +2,7 @@
 
 The blocks of encoder and predictor, what the encoder does before and after them, and SIGReg's characteristic function
 are compiled each as one graph. Blocks of a kind share their code, so that twelve of them take the compiler no longer
-than one. What lies between is little work, and contains what several processes say to one another. A run that begins
-with coarse frames has two sizes of everything in the encoder; both are compiled before it starts.
+than one. What lies between is little work, and contains what several processes say to one another.
 """
 
 from __future__ import annotations
@@ -32,39 +31,32 @@ def wants_compiling(settings: TrainConfig, device: torch.device) -> bool:
     return device.type == "cuda" if settings.compile == "auto" else settings.compile != "off"
 
 
-def compile_parts(
-    models: dict[bool, LeWM], sigreg: SIGReg, settings: TrainConfig, backend: str = "inductor"
-) -> tuple[dict[bool, LeWM], SIGReg]:
+def compile_parts(model: LeWM, sigreg: SIGReg, backend: str = "inductor") -> tuple[LeWM, SIGReg]:
     """Compiled views: they share every parameter and buffer with the originals, which stay as they are.
 
-    models: of each phase, as ``phase_models`` returns them; they differ in their encoders only. Validation and
-    checkpoints use the model itself, so that no other shape or mode is ever compiled.
+    Validation and checkpoints use the model itself, so that no other shape or mode is ever compiled.
     """
-    mode = "max-autotune-no-cudagraphs" if settings.compile == "max-autotune" else None
     for remark in _REMARKS:
         warnings.filterwarnings("ignore", remark, UserWarning, r"torch\._inductor")
 
     def compiled(part: Any) -> Any:
-        return torch.compile(part, fullgraph=True, dynamic=False, mode=mode, backend=backend)
+        return torch.compile(part, fullgraph=True, dynamic=False, backend=backend)
 
-    def compiled_model(model: LeWM) -> LeWM:
-        fast = view(model)
-        fast.encoder, fast.predictor = view(model.encoder), view(model.predictor)
-        fast.encoder.embed = compiled(model.encoder.embed)  # type: ignore[method-assign]
-        fast.encoder.summary = compiled(model.encoder.summary)  # type: ignore[method-assign]
-        for part, original in ((fast.encoder, model.encoder), (fast.predictor, model.predictor)):
-            part.blocks = nn.ModuleList(compiled(block) for block in original.blocks)
-        return fast
-
+    fast = view(model)
+    fast.encoder, fast.predictor = view(model.encoder), view(model.predictor)
+    fast.encoder.embed = compiled(model.encoder.embed)  # type: ignore[method-assign]
+    fast.encoder.summary = compiled(model.encoder.summary)  # type: ignore[method-assign]
+    for part, original in ((fast.encoder, model.encoder), (fast.predictor, model.predictor)):
+        part.blocks = nn.ModuleList(compiled(block) for block in original.blocks)
     fast_sigreg = view(sigreg)
     fast_sigreg.characteristic_function = compiled(sigreg.characteristic_function)
-    return {phase: compiled_model(model) for phase, model in models.items()}, fast_sigreg
+    return fast, fast_sigreg
 
 
 class Compilation:
-    """Compiles a step's parts in a thread of its own, by computing each phase's loss and gradient of an empty batch."""
+    """Compiles a step's parts in a thread of its own, by computing the loss and gradient of an empty batch."""
 
-    def __init__(self, models: dict[bool, LeWM], sigreg: SIGReg, config: Config) -> None:
+    def __init__(self, model: LeWM, sigreg: SIGReg, config: Config) -> None:
         self._error: BaseException | None = None
         self._seconds = 0.0
         # Both are properties of the thread that asks, and torch.compile takes note of them.
@@ -74,10 +66,9 @@ class Compilation:
             started = time.perf_counter()
             try:
                 torch.set_num_threads(threads)
-                for model in models.values():
-                    if model.device.type == "cuda":
-                        torch.cuda.set_device(model.device)
-                    _exercise(model, sigreg, config)
+                if model.device.type == "cuda":
+                    torch.cuda.set_device(model.device)
+                _exercise(model, sigreg, config)
             except BaseException as error:  # raised again by wait()
                 self._error = error
             self._seconds = time.perf_counter() - started
@@ -104,9 +95,9 @@ def _exercise(model: LeWM, sigreg: SIGReg, config: Config) -> None:
     actions = torch.zeros((*windows, shape.frame_skip, shape.action_dim), device=device)
     directions_DM = sigreg.directions(shape.embed_dim, 0, device)
     before = [buffer.clone() for buffer in model.buffers()]
-    with preferred_attention(config.train, device):
+    with preferred_attention(device):
         with step_precision(config.train, device):
-            losses = lewm_loss(model, sigreg, Batch(pixels, actions), directions_DM)
+            losses = lewm_loss(model, sigreg, Batch(actions, pixels), directions_DM)
         torch.autograd.grad(losses.total, [p for p in model.parameters() if p.requires_grad])
     with torch.no_grad():
         for buffer, value in zip(model.buffers(), before, strict=True):

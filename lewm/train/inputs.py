@@ -58,7 +58,7 @@ def open_dataset(config: Config) -> Dataset:
             f"{config.data} has frames of {store.resolution} pixels, but the model takes "
             f"{config.model.encoder.image_size}. Collect at that resolution or set model.encoder.image-size."
         )
-    train_ids, val_ids = split_episodes(store.num_episodes, config.loader.val_fraction, config.loader.split_seed)
+    train_ids, val_ids = split_episodes(store.num_episodes, config.loader.val_fraction)
     in_training = np.isin(np.repeat(np.arange(store.num_episodes), store.lengths), train_ids)
     recorded = recorded_actions(store.actions, store.lengths, train_ids)
     return Dataset(store, train_ids, val_ids, action_stats(store.actions[in_training]), recorded)

@@ -28,10 +28,10 @@ from lewm.rng import derive_seed
 from lewm.train.compiled import Compilation, compile_parts, wants_compiling
 from lewm.train.distributed import Processes, join_processes, restarts, share_batchnorm
 from lewm.train.inputs import Dataset, TrainingData, load_windows, open_dataset
-from lewm.train.optim import WeightAverage, make_optimizer
+from lewm.train.optim import make_optimizer
 from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState, decisive_settings
-from lewm.train.step import PlainStep, RecordedStep, StepFunction, phase_models
+from lewm.train.step import CapturedStep, PlainStep, StepFunction
 from lewm.train.trainer import INITIAL_WEIGHTS, WINDOWS, SilentMonitor, Trainer, TrainingMonitor, make_sigreg
 from lewm.types import Array
 
@@ -93,7 +93,7 @@ def train(config: Config, resume: str = "auto", monitor: TrainingMonitor | None 
             trainer.fit()
         assert trainer.last_checkpoint is not None  # fit() always ends with one
         interrupted = trainer.step < config.train.steps
-        model = trainer.state.result.eval()
+        model = trainer.state.model.eval()
         return TrainResult(trainer.run.directory, trainer.last_checkpoint, model, trainer.step, interrupted)
 
 
@@ -108,12 +108,12 @@ def prepare(
         processes.check_agreement("settings", decisive_settings(config))
         processes.check_agreement("dataset", dataset.facts())
     state = _initial_state(config, dataset, device, processes)
-    models, sigreg, compilation = phase_models(state.model, config.train), make_sigreg(config, processes), None
+    model, sigreg, compilation = state.model, make_sigreg(config, processes), None
     run = Run(config.out or Path("runs/train"))
     if wants_compiling(config.train, device) and not run.is_finished(config.train.steps):
-        models, sigreg = compile_parts(models, sigreg, config.train)
-        # Several processes compile in a phase's first step instead: they cannot take it before all have come so far.
-        compilation = Compilation(models, sigreg, config) if processes.count == 1 else None
+        model, sigreg = compile_parts(model, sigreg)
+        # Several processes compile in their first step instead: they cannot take it before all have come so far.
+        compilation = Compilation(model, sigreg, config) if processes.count == 1 else None
     data = processes.together(lambda: load_windows(config, dataset, device))
     newest = processes.from_first(processes.together(lambda: run.open(config, resume) if processes.is_first else None))
     _describe(data, monitor)
@@ -123,15 +123,12 @@ def prepare(
         compiling, waited = compilation.wait(), time.perf_counter() - started
         monitor.note(f"Compiled in {compiling:.0f} s while the data was read; {waited:.0f} s in all before the start.")
     windows_of = _windows_of(config, len(data.training), part)
-    batches = Batches(data.training.batch, windows_of, config.train.steps, device, config.train.prefetch)
-    # What processes say to one another is not recorded.
-    recorded = config.train.cuda_graph and device.type == "cuda" and processes.count == 1
-
-    def make_step(coarse: bool) -> StepFunction:
-        step = PlainStep(models[coarse], sigreg, state.optimizer, config.train, state.average, processes)
-        return RecordedStep(step, quiet=batches.wait) if recorded else step
-
-    trainer = Trainer(config, state, make_step, batches, data, run, processes, monitor)
+    batches = Batches(data.training.batch, windows_of, config.train.steps, device)
+    take_step: StepFunction = PlainStep(model, sigreg, state.optimizer, config.train, processes)
+    # What processes say to one another cannot be captured.
+    if config.train.cuda_graph and device.type == "cuda" and processes.count == 1:
+        take_step = CapturedStep(take_step, quiet=batches.wait)
+    trainer = Trainer(config, state, take_step, batches, data, run, processes, monitor)
     if newest is not None:
         trainer.resume(newest)
     return trainer
@@ -159,15 +156,13 @@ def _check_kept_patches(model: LeWM, dataset: Dataset, monitor: TrainingMonitor)
 def _initial_state(config: Config, dataset: Dataset, device: torch.device, processes: Processes) -> TrainingState:
     torch.manual_seed(derive_seed(config.seed, INITIAL_WEIGHTS))
     model = LeWM(config.model, dataset.action_stats, torch.from_numpy(dataset.recorded_actions))
-    model.encoder.float32_tokens = config.train.precision == "mixed"
-    model.encoder.use_kernels(attention=config.train.fused and config.train.attention == "auto", mlp=config.train.fused)
+    model.encoder.use_kernels(attention=config.train.fused, mlp=config.train.fused)
     if config.model.encoder.kept_patches:
         seen = processes.together(lambda: background(dataset.store, dataset.train_ids))
         model.encoder.background.copy_(torch.from_numpy(seen))
     share_batchnorm(model, processes)
     model.to(device)
-    average = WeightAverage(model, config.train.ema) if config.train.ema else None
-    return TrainingState(model, make_optimizer(model, config.train), average)
+    return TrainingState(model, make_optimizer(model, config.train))
 
 
 def _windows_of(config: Config, windows: int, part: slice) -> Callable[[int], Array]:

@@ -32,6 +32,7 @@ def lewm_loss(model: LeWM, sigreg: SIGReg, batch: Batch, directions_DM: torch.Te
     The predictor sees the first ``history`` frames and predicts the one after each of them, so the window's last
     action block is not used.
     """
+    assert batch.pixels is not None
     z_BTD = model.encode(batch.pixels)
     actions_BTA = model.normalise_actions(batch.actions)
     predicted_BTD = model.predict(z_BTD[:, :-1], actions_BTA[:, :-1])

@@ -1,8 +1,7 @@
-"""The optimiser, its learning-rate schedule, and a running average of the weights."""
+"""The optimiser and its learning-rate schedule."""
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -10,16 +9,13 @@ import torch
 from torch import nn
 
 from lewm.config import TrainConfig
-from lewm.model.world_model import LeWM
 from lewm.train.muon import MuonAdamW
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Linear warm-up, then constant or a cosine down to ``final_lr_fraction`` of the peak; a function of the step."""
+    """Linear warm-up, then a cosine down to ``final_lr_fraction`` of the peak; a function of the step."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return config.lr
     end = config.schedule_steps or config.steps
     progress = min(1.0, (step - config.warmup_steps) / max(1, end - config.warmup_steps))
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
@@ -69,25 +65,3 @@ def load_optimizer_tensors(
         # AdamW keeps its step counter on the CPU unless it is fused.
         on_device = moment != "step" or optimizer.defaults["fused"]
         optimizer.state[parameter][moment] = value.to(parameter.device) if on_device else value
-
-
-class WeightAverage:
-    """An exponential moving average of a model's weights, itself a model: ``average.model``, for evaluation.
-
-    BatchNorm's running statistics are averaged with the weights: those of the newest weights do not fit older ones.
-    """
-
-    def __init__(self, model: LeWM, decay: float) -> None:
-        self.decay = decay
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
-        self._averages = [mine for mine, _ in pairs if mine.is_floating_point()]
-        self._sources = [source for mine, source in pairs if mine.is_floating_point()]
-        self._counters = [(mine, source) for mine, source in pairs if not mine.is_floating_point()]
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Move the average towards the model as it is now; can be recorded as part of a CUDA graph."""
-        torch._foreach_lerp_(self._averages, self._sources, 1 - self.decay)
-        for mine, source in self._counters:
-            mine.copy_(source)

@@ -14,6 +14,8 @@ import torch
 
 from lewm.types import Array, Batch
 
+AHEAD = 2  # batches that are prepared beforehand
+
 
 class Batches:
     """The batches of a run, by step, on ``device``.
@@ -23,19 +25,14 @@ class Batches:
         windows_of: the windows of a step, a pure function of it.
         steps: how many the run has.
         device: where batches go.
-        ahead: batches prepared beforehand, on CUDA; elsewhere there is nothing to overlap with.
     """
 
     def __init__(
-        self,
-        load: Callable[[Array], Batch],
-        windows_of: Callable[[int], Array],
-        steps: int,
-        device: torch.device,
-        ahead: int,
+        self, load: Callable[[Array], Batch], windows_of: Callable[[int], Array], steps: int, device: torch.device
     ) -> None:
         self._load, self._windows_of, self._steps, self._device = load, windows_of, steps, device
-        self._ahead = ahead if device.type == "cuda" else 0
+        # Elsewhere there is nothing to overlap with.
+        self._ahead = AHEAD if device.type == "cuda" else 0
         self._stream = torch.cuda.Stream(device) if self._ahead else None
         self._pool = ThreadPoolExecutor(1, "prefetch")
         self._pending: dict[int, Future[Batch]] = {}
@@ -61,8 +58,7 @@ class Batches:
 
     def _prepare(self, step: int) -> Batch:
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
-            batch = self._load(self._windows_of(step))
-            prepared = Batch(self._to_device(batch.pixels), self._to_device(batch.actions))
+            prepared = self._load(self._windows_of(step)).map(self._to_device)
         if self._stream is not None:
             # Waiting is for this thread, which has nothing else to do; the one that trains finds everything done.
             self._stream.synchronize()
@@ -77,5 +73,5 @@ class Batches:
 def _hand_over(batch: Batch, stream: torch.cuda.Stream) -> None:
     """Tell the allocator that tensors made on ``stream`` are now used on the current one."""
     current = torch.cuda.current_stream(stream.device)
-    for tensor in (batch.pixels, batch.actions):
+    for tensor in batch.tensors():
         tensor.record_stream(current)

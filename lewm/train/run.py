@@ -3,9 +3,6 @@
 RUN/config.json                    the run's configuration
 RUN/metrics.jsonl, tensorboard/    its measurements
 RUN/checkpoints/step_NNNNNNN/      a model folder (see ``lewm.checkpoint``) plus the optimiser's state
-
-The model of a checkpoint is the one to evaluate. Where weights are averaged, that is the average, and the weights that
-are being trained are with the optimiser's state.
 """
 
 from __future__ import annotations
@@ -17,55 +14,33 @@ from typing import Any
 import torch
 
 from lewm import checkpoint
-from lewm.config import Config, from_dict, to_dict
+from lewm.checked import flat, to_dict
+from lewm.config import Config
 from lewm.errors import TrainingError
 from lewm.model.world_model import LeWM
-from lewm.train.optim import WeightAverage, load_optimizer_tensors, optimizer_tensors
+from lewm.retired import read_config
+from lewm.train.optim import load_optimizer_tensors, optimizer_tensors
 
 OPTIMIZER = "optimizer.safetensors"
-TRAINED_WEIGHTS = "trained/"  # prefix of their names in OPTIMIZER, where the model is an average of them
-
-# Settings that do not change which weights a run ends with, or only belong to later verbs.
-_FREE_SETTINGS = (
-    *("out", "data", "device", "collect", "plan", "eval", "loader.cache", "loader.threads"),
-    *("train.log_every", "train.val_every", "train.val_batches", "train.checkpoint_every", "train.keep_checkpoints"),
-    # Rounding at most:
-    *("train.compile", "train.cuda_graph", "train.fused", "train.attention", "train.prefetch"),
-)
+KEPT_CHECKPOINTS = 2  # of the newest
 
 
 def decisive_settings(config: Config) -> dict[str, Any]:
     """The settings that decide which weights a run ends with, by dotted name."""
-    settings = _flatten(to_dict(config))
-    return {name: value for name, value in settings.items() if not name.startswith(_FREE_SETTINGS)}
+    return flat(config, free_too=False)
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that changes from step to step. average: of the model's weights, if the run keeps one."""
+    """Everything that changes from step to step."""
 
     model: LeWM
     optimizer: torch.optim.Optimizer
-    average: WeightAverage | None = None
 
-    @property
-    def result(self) -> LeWM:
-        """The model to evaluate."""
-        return self.average.model if self.average else self.model
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """What it takes to continue, besides ``result``."""
-        trained = self.model.state_dict() if self.average else {}
-        moments = optimizer_tensors(self.optimizer, self.model)
-        return moments | {TRAINED_WEIGHTS + name: tensor for name, tensor in trained.items()}
-
-    def load(self, result: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], source: Path) -> None:
-        """Take over, in place, the weights of a ``result`` and what ``tensors`` returned with it."""
-        moments = {name: t for name, t in tensors.items() if not name.startswith(TRAINED_WEIGHTS)}
-        trained = {name.removeprefix(TRAINED_WEIGHTS): t for name, t in tensors.items() if name not in moments}
-        for model, weights in ((self.result, result), (self.model, trained if self.average else result)):
-            checkpoint.check_tensors(weights, model.state_dict(), source)
-            model.load_state_dict(weights)
+    def load(self, weights: dict[str, torch.Tensor], moments: dict[str, torch.Tensor], source: Path) -> None:
+        """Take over, in place, a checkpoint's weights and its optimiser's state."""
+        checkpoint.check_tensors(weights, self.model.state_dict(), source)
+        self.model.load_state_dict(weights)
         load_optimizer_tensors(self.optimizer, self.model, moments)
 
 
@@ -107,40 +82,33 @@ class Run:
                 f"{self.directory} already holds a run. Continue it with --resume auto, or choose another --out."
             )
         # Through a Config: settings that did not exist when the run began had what is now their default.
-        old, new = decisive_settings(from_dict(Config, saved)), decisive_settings(config)
+        old, new = decisive_settings(read_config(saved)), decisive_settings(config)
         changed = [f"{name} ({old[name]!r} -> {new[name]!r})" for name in sorted(new) if old[name] != new[name]]
         if changed:
             raise TrainingError(
                 f"{self.directory} holds another run: {', '.join(changed)}. Choose another folder with --out."
             )
 
-    def save(self, step: int, state: TrainingState, progress: dict[str, Any], keep: int) -> Path:
-        """Write the checkpoint of ``step`` completed steps; then keep so many of the newest, and remove the others."""
+    def save(self, step: int, state: TrainingState, progress: dict[str, Any]) -> Path:
+        """Write the checkpoint of ``step`` completed steps, and remove all but the newest."""
         target = _checkpoint_folder(self.checkpoints, step)
         training = {"step": step, **progress}
         run = checkpoint.read_json(self.directory / "config.json")
 
         def fill(folder: Path) -> None:
-            checkpoint.write_tensors(folder / OPTIMIZER, state.tensors())
-            state.result.save_pretrained(folder, extra={"training": training, "run": run})
+            checkpoint.write_tensors(folder / OPTIMIZER, optimizer_tensors(state.optimizer, state.model))
+            state.model.save_pretrained(folder, extra={"training": training, "run": run})
 
         checkpoint.write_folder(target, fill)
-        checkpoint.prune(self.checkpoints, keep)
+        checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS)
         return target
 
     @staticmethod
     def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-        """A checkpoint's model and other tensors, as ``TrainingState.load`` takes them, and its progress."""
+        """A checkpoint's weights and optimiser state, as ``TrainingState.load`` takes them, and its progress."""
         tensors, document = checkpoint.load_model(folder)
         return tensors, checkpoint.read_tensors(folder / OPTIMIZER), document["training"]
 
 
 def _checkpoint_folder(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step_{step:07d}"
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat

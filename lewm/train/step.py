@@ -1,7 +1,7 @@
-"""One step: loss, gradient, clip, optimiser. Plain, or recorded once and replayed as a CUDA graph.
+"""One step: loss, gradient, clip, optimiser. Plain, or captured once and replayed as a CUDA graph.
 
-A recorded step is replayed as a whole on fixed buffers, without Python in between: batch, directions and learning rate
-are copied in, losses stay where they were recorded. Random numbers are not recorded: a replay draws from the device's
+A captured step is replayed as a whole on fixed buffers, without Python in between: batch, directions and learning rate
+are copied in, losses stay where they were captured. Random numbers are not captured: a replay draws from the device's
 generator as it is seeded then, so that dropout remains a function of (seed, step).
 """
 
@@ -24,39 +24,31 @@ from lewm.model.sigreg import SIGReg
 from lewm.model.world_model import LeWM
 from lewm.train.distributed import Processes
 from lewm.train.objective import Losses, lewm_loss
-from lewm.train.optim import WeightAverage
 from lewm.types import Batch
 
 M = TypeVar("M", bound=nn.Module)
 
-# Before recording, so many steps run as usual: libraries allocate and choose their kernels on first use.
+# Before capturing, so many steps run as usual: libraries allocate and choose their kernels on first use.
 PLAIN_STEPS = 3
 
 # From the fastest for 257 tokens of 64 to the one that takes anything.
-ATTENTION_KERNELS = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
+ATTENTION_KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step measured; a recorded step overwrites it at the next one. finite: bool (), loss and gradient are."""
+    """What a step measured; a captured step overwrites it at the next one. finite: bool (), loss and gradient are."""
 
     losses: Losses
     finite: torch.Tensor
 
 
 StepFunction = Callable[[Batch, torch.Tensor], StepResult]
-
-
-def halve(pixels: torch.Tensor) -> torch.Tensor:
-    """(..., R, R, 3) uint8 -> (..., R/2, R/2, 3) uint8: each pixel the mean of a 2 x 2 square, halves rounded up."""
-    rows = pixels[..., ::2, :, :].to(torch.int16) + pixels[..., 1::2, :, :]
-    sums = rows[..., ::2, :] + rows[..., 1::2, :]
-    return ((sums + 2) >> 2).to(torch.uint8)
 
 
 def view(module: M) -> M:
@@ -66,69 +58,40 @@ def view(module: M) -> M:
     return copied
 
 
-def is_coarse(settings: TrainConfig, step: int) -> bool:
-    """Whether a step, counted from 0, sees frames at half resolution."""
-    return step < settings.coarse_steps
-
-
-def phase_models(model: LeWM, settings: TrainConfig) -> dict[bool, LeWM]:
-    """The model as each phase of the run looks at frames with it, by ``is_coarse``, in the order of the phases.
-
-    All of them are given full-size frames, and share every parameter and buffer.
-    """
-    models = {}
-    if settings.coarse_steps:
-        coarse = models[True] = view(model)
-        coarse.encoder = view(model.encoder)
-        coarse.encoder.embed = lambda pixels: model.encoder.embed(halve(pixels))  # type: ignore[method-assign]
-    return models | {False: model}
-
-
 def step_precision(settings: TrainConfig, device: torch.device) -> torch.autocast:
     """The precision of a step's arithmetic; weights and optimiser state are always float32."""
-    enabled = settings.precision in ("bf16", "mixed") or (settings.precision == "auto" and device.type == "cuda")
+    enabled = settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
 
-def preferred_attention(settings: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Prefer the attention kernel that the settings name, on CUDA."""
-    if device.type != "cuda" or settings.attention == "default":
-        return contextlib.nullcontext()
-    first = ATTENTION_KERNELS["cudnn" if settings.attention == "auto" else settings.attention]
-    others = [kernel for kernel in ATTENTION_KERNELS.values() if kernel != first]
-    return sdpa_kernel([first, *others], set_priority=True)
+def preferred_attention(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Prefer the fastest attention kernel, on CUDA."""
+    return sdpa_kernel(ATTENTION_KERNELS, set_priority=True) if device.type == "cuda" else contextlib.nullcontext()
 
 
 class PlainStep:
     """A step as it is written down. Processes that share a batch take it together.
 
     Args:
-        model: what is trained; it may be a compiled view of it, or one that halves its frames.
+        model: what is trained; it may be a compiled view of it.
         sigreg: the regulariser of the whole batch, over all processes.
         optimizer: over the model's parameters.
         settings: precision, clipping, kernels.
-        average: updated after the weights, if there is one.
         processes: who shares the batch.
     """
 
     def __init__(
-        self,
-        model: LeWM,
-        sigreg: SIGReg,
-        optimizer: torch.optim.Optimizer,
-        settings: TrainConfig,
-        average: WeightAverage | None,
-        processes: Processes,
+        self, model: LeWM, sigreg: SIGReg, optimizer: torch.optim.Optimizer, settings: TrainConfig, processes: Processes
     ) -> None:
         self.model, self.sigreg, self.optimizer, self.settings = model, sigreg, optimizer, settings
-        self._average, self._processes = average, processes
+        self._processes = processes
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def __call__(self, batch: Batch, directions_DM: torch.Tensor) -> StepResult:
         """Train on this process's part of a batch. Nothing in here waits for the device."""
         self.optimizer.zero_grad(set_to_none=True)
         device = self.model.device
-        with preferred_attention(self.settings, device):
+        with preferred_attention(device):
             with step_precision(self.settings, device):
                 losses = lewm_loss(self.model, self.sigreg, batch, directions_DM)
             # A batch's loss is the mean of its equal parts' losses, and so is its gradient.
@@ -136,59 +99,59 @@ class PlainStep:
         self._processes.sum_gradients(self._parameters)
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip_norm)
         self.optimizer.step()
-        if self._average is not None:
-            self._average.update()
         # The gradient too: a finite loss can have one that is not, and its step ruins every weight.
         finite = losses.total.detach().isfinite() & norm.isfinite()
-        # Detached, also because a graph kept alive would tie a recording to the stream of an earlier step.
+        # Detached, also because a graph kept alive would tie a captured graph to the stream of an earlier step.
         return StepResult(losses.detach(), finite)
 
 
-class RecordedStep:
+class CapturedStep:
     """A step that becomes a CUDA graph after its first few calls; all calls need the same shapes.
 
     Args:
-        step: the step to record; it keeps what it changes (weights, optimiser state) in place.
-        quiet: called before recording; returns when no other thread uses the device.
+        step: the step to capture; it keeps what it changes (weights, optimiser state) in place.
+        quiet: called before capturing; returns when no other thread uses the device.
     """
 
     def __init__(self, step: StepFunction, quiet: Callable[[], None]) -> None:
         self._step, self._quiet = step, quiet
         self._stream = torch.cuda.Stream()
         self._plain_calls = 0
-        self._inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._inputs: tuple[Batch, torch.Tensor] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: StepResult | None = None
 
     def __call__(self, batch: Batch, directions_DM: torch.Tensor) -> StepResult:
-        """Train on a batch: as usual the first times, then by recording and replaying."""
-        pixels, actions, directions = self._load(batch, directions_DM)
+        """Train on a batch: as usual the first times, then by capturing and replaying."""
+        inputs = self._load(batch, directions_DM)
         if self._plain_calls < PLAIN_STEPS:
             self._plain_calls += 1
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                result = self._step(Batch(pixels, actions), directions)
+                result = self._step(*inputs)
             torch.cuda.current_stream().wait_stream(self._stream)
             return result
         if self._graph is None:
-            self._record(Batch(pixels, actions), directions)
+            self._capture(*inputs)
         assert self._graph is not None
         assert self._result is not None
         self._graph.replay()
         return self._result
 
-    def _load(self, batch: Batch, directions_DM: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        values = (batch.pixels, batch.actions, directions_DM)
+    def _load(self, batch: Batch, directions_DM: torch.Tensor) -> tuple[Batch, torch.Tensor]:
+        """Copy a step's inputs to where the captured step reads them."""
         if self._inputs is None:
-            self._inputs = (batch.pixels.clone(), batch.actions.clone(), directions_DM.clone())
-        for mine, new in zip(self._inputs, values, strict=True):
-            mine.copy_(new, non_blocking=True)
+            self._inputs = batch.map(torch.clone), directions_DM.clone()
+        mine, my_directions = self._inputs
+        new = (*batch.tensors(), directions_DM)
+        for place, tensor in zip((*mine.tensors(), my_directions), new, strict=True):
+            place.copy_(tensor, non_blocking=True)
         return self._inputs
 
-    def _record(self, batch: Batch, directions_DM: torch.Tensor) -> None:
+    def _capture(self, batch: Batch, directions_DM: torch.Tensor) -> None:
         self._quiet()
-        gc.collect()  # an older graph that is freed while this one is recorded would spoil it
-        torch.cuda.empty_cache()  # a recording takes memory of its own: what the plain steps needed goes back first
+        gc.collect()  # an older graph that is freed while this one is captured would spoil it
+        torch.cuda.empty_cache()  # a graph takes memory of its own: what the plain steps needed goes back first
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
@@ -197,5 +160,5 @@ class RecordedStep:
             raise
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            raise TrainingError(f"CUDA could not record a step: {reason} Train with --train.no-cuda-graph.") from error
+            raise TrainingError(f"CUDA could not capture a step: {reason} Train with --train.no-cuda-graph.") from error
         self._graph = graph

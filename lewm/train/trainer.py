@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from lewm.train.objective import Losses, lewm_loss
 from lewm.train.optim import learning_rate, set_learning_rate
 from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState
-from lewm.train.step import StepFunction, StepResult, is_coarse, step_precision
+from lewm.train.step import StepFunction, StepResult, step_precision
 from lewm.types import Batch
 
 # Second element of the keys from which random streams are derived: what the stream is for.
@@ -54,8 +54,8 @@ class Trainer:
 
     Args:
         config: the run's settings.
-        state: model, optimiser, average.
-        make_step: returns what trains on this process's part of a batch, in the phase of coarse frames or not.
+        state: model and optimiser.
+        take_step: trains on this process's part of a batch.
         batches: that part, by step.
         data: its windows, for what is not a step.
         run: the folder; only the first process writes to it.
@@ -67,7 +67,7 @@ class Trainer:
         self,
         config: Config,
         state: TrainingState,
-        make_step: Callable[[bool], StepFunction],
+        take_step: StepFunction,
         batches: Batches,
         data: TrainingData,
         run: Run,
@@ -76,9 +76,7 @@ class Trainer:
     ) -> None:
         self.config, self.state, self.data, self.run, self.monitor = config, state, data, run, monitor
         self.processes = processes
-        self._make_step, self.batches = make_step, batches
-        self._take_step: StepFunction | None = None
-        self._coarse = False
+        self._take_step, self.batches = take_step, batches
         self.device = state.model.device
         self.sigreg = make_sigreg(config)
         self.step = 0
@@ -146,18 +144,10 @@ class Trainer:
         process = (self.processes.rank,) if self.processes.rank else ()
         torch.manual_seed(derive_seed(self.config.seed, DROPOUT, self.step, *process))
         set_learning_rate(self.state.optimizer, learning_rate(self.config.train, self.step))
-        result = self.step_function()(batch, directions_DM)
+        result = self._take_step(batch, directions_DM)
         bad_here = torch.where(result.finite, math.inf, float(self.step + 1))
         self._first_bad_step = torch.minimum(self._first_bad_step, bad_here)
         return result
-
-    def step_function(self) -> StepFunction:
-        """What takes this step: the same object until the phase changes."""
-        coarse = is_coarse(self.config.train, self.step)
-        if self._take_step is None or coarse != self._coarse:
-            self._take_step = None  # a recorded step holds much memory, which the next one needs
-            self._take_step, self._coarse = self._make_step(coarse), coarse
-        return self._take_step
 
     def _log(self, log: MetricsLog | None, losses: Losses, steps_per_second: float) -> None:
         self._stop_if_not_finite()
@@ -180,10 +170,10 @@ class Trainer:
 
     @torch.no_grad()
     def _validate(self) -> dict[str, float]:
-        """The losses on held-out windows; by one process, on whole batches, always of full-size frames."""
+        """The losses on held-out windows; by one process, on whole batches."""
         settings = self.config.train
         self._calibrate()
-        model = self.state.result.eval()
+        model = self.state.model.eval()
         totals = torch.zeros(3, device=self.device)
         for i, batch in enumerate(self._whole_batches(self.data.validation, settings.val_batches, VALIDATION)):
             # The same directions for each validation: its curve shows the model, not the draw.
@@ -203,7 +193,7 @@ class Trainer:
         torch.manual_seed(derive_seed(self.config.seed, CALIBRATION))  # of dropout
         with step_precision(settings, self.device):
             batches = self._whole_batches(self.data.training, settings.calibration_batches, CALIBRATION)
-            measure_batchnorm(self.state.result, batches)
+            measure_batchnorm(self.state.model, batches)
         self.state.model.train()
         self._calibrated_at = self.step
 
@@ -213,7 +203,7 @@ class Trainer:
         seed = derive_seed(self.config.seed, purpose)
         for i in range(count):
             batch = windows.batch(batch_indices(len(windows), size, i, seed))
-            yield Batch(batch.pixels.to(self.device), batch.actions.to(self.device))
+            yield batch.map(lambda tensor: tensor.to(self.device))
 
     def _checkpoint(self) -> None:
         self._stop_if_not_finite()
@@ -222,7 +212,7 @@ class Trainer:
         progress = {"windows": len(self.data.training), "env": self.config.env, "device": device}
         if self.processes.is_first:
             self._calibrate()
-            self.last_checkpoint = self.run.save(self.step, self.state, progress, self.config.train.keep_checkpoints)
+            self.last_checkpoint = self.run.save(self.step, self.state, progress)
         self.last_checkpoint = self.processes.from_first(self.last_checkpoint)
 
     def _stop_if_not_finite(self) -> None:

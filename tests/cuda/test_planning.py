@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lewm.config import EncoderConfig, ModelConfig, PlanConfig, ScheduleName
+from lewm.config import EncoderConfig, IcemConfig, ModelConfig, PlanConfig, ScheduleName
 from lewm.model.world_model import LeWM
 from lewm.plan.mpc import Planner, Request
 from lewm.types import ActionStats, Context
@@ -61,7 +61,7 @@ def test_the_models_recorded_actions_are_tried_on_a_gpu_as_elsewhere(
     model: LeWM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "recorded_actions", torch.rand(100, 30, 2, generator=torch.manual_seed(0)) - 0.5)
-    asked, config = requests(5), replace(CONFIG, solver="icem", recorded=2)
+    asked, config = requests(5), replace(CONFIG, solver="icem", icem=IcemConfig(recorded=2))
     graphed = actions(model, asked, config)
     np.testing.assert_allclose(graphed, actions(model, asked, replace(config, cuda_graph=False)), atol=1e-3)
     np.testing.assert_allclose(graphed, actions(model.cpu(), asked, config), atol=1e-3)

@@ -31,7 +31,6 @@ from lewm.train.trainer import make_sigreg
 from lewm.types import ActionStats, Batch
 
 BATCH = 8
-COARSE = 30  # Of 60 steps: interruptions come before these are over, so that a continued run changes phase.
 
 
 # -- the arithmetic ---------------------------------------------------------------------------------------------------
@@ -51,14 +50,15 @@ def one_step(processes: Processes, naive: bool) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    batch = Batch(torch.randint(0, 256, (BATCH, 4, 28, 28, 3), dtype=torch.uint8), torch.randn(BATCH, 4, 5, 2))
+    pixels = torch.randint(0, 256, (BATCH, 4, 28, 28, 3), dtype=torch.uint8)
+    batch = Batch(torch.randn(BATCH, 4, 5, 2), pixels)
     part = processes.part_of(BATCH)
     if not naive:
         share_batchnorm(model, processes)
     sigreg = make_sigreg(config, None if naive else processes)
     settings = replace(config.train, clip_norm=1e9)
-    step = PlainStep(model, sigreg, torch.optim.SGD(model.parameters(), lr=0.0), settings, None, processes)
-    losses = step(Batch(batch.pixels[part], batch.actions[part]), sigreg.directions(8, 0, model.device)).losses
+    step = PlainStep(model, sigreg, torch.optim.SGD(model.parameters(), lr=0.0), settings, processes)
+    losses = step(batch.map(lambda tensor: tensor[part]), sigreg.directions(8, 0, model.device)).losses
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     buffers = {name: b for name, b in model.named_buffers() if "running" in name}
     return {"loss": processes.mean(losses.total), "sigreg": losses.sigreg, **gradients, **buffers}
@@ -121,8 +121,7 @@ def test_devices_that_processes_cannot_share(
 
 
 def options(config: Config, run: Path, steps: int, **changes: Any) -> list[str]:
-    coarse = min(COARSE, steps - 1)  # the last step of a run must not be coarse
-    settings = {"steps": steps, "coarse-steps": coarse, "batch-size": 8, "checkpoint-every": 10, "log-every": 1}
+    settings = {"steps": steps, "batch-size": 8, "checkpoint-every": 10, "log-every": 1}
     settings |= changes
     values = [f"--train.{name}={value}" for name, value in settings.items()]
     common = ["--model.predictor.dropout=0", "--device=cpu", f"--data={config.data}", f"--out={run}"]
@@ -167,9 +166,9 @@ def assert_same_training(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 60 steps by one process, the first COARSE at half resolution."""
+    """A run of 60 steps by one process."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    settings = replace(debug_config.train, steps=60, coarse_steps=COARSE, batch_size=8, checkpoint_every=10)
+    settings = replace(debug_config.train, steps=60, batch_size=8, checkpoint_every=10)
     train(replace(without_dropout(debug_config), out=out, train=replace(settings, log_every=1)))
     return out
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from lewm.config import Config, PlanConfig, preset, to_dict
+from lewm.checked import to_dict
+from lewm.config import Config, PlanConfig, ScheduleName, preset
 from lewm.envs.experts import TwoRoomExpert
 from lewm.envs.registry import make_env
 from lewm.errors import ConfigError, PlanningError
@@ -191,17 +192,17 @@ def test_a_random_policy_is_a_function_of_seed_and_pair():
     assert len(moves) == len(SPECS), "each episode must have actions of its own"
 
 
-@pytest.mark.parametrize("execute", [None, 1])
-def test_planned_episodes_do_not_depend_on_their_companions(debug_model: LeWM, execute: int | None):
+@pytest.mark.parametrize(("schedule", "plans"), [("whole", 3), ("receding", 5)])
+def test_planned_episodes_do_not_depend_on_their_companions(debug_model: LeWM, schedule: ScheduleName, plans: int):
     """Together, in halves, one by one, and whatever the planner's batch size: bitwise the same on the CPU."""
-    plan = PlanConfig(horizon=2, samples=16, iterations=2, elites=4, execute=execute)
+    plan = PlanConfig(horizon=2, samples=16, iterations=2, elites=4, schedule=schedule)
 
     def planned(specs: Sequence[EpisodeSpec], batch_size: int = 50, **options: Any) -> list[EpisodeResult]:
         planner = Planner(debug_model, config=replace(plan, batch_size=batch_size))
         return walk(PlanningPolicy(planner, seed=0), specs, budget=23, **options)
 
     together = planned(SPECS)
-    assert all(len(r.plans) == (3 if execute is None else 5) for r in together)
+    assert all(len(r.plans) == plans for r in together)
     halves = planned(SPECS[:3]) + planned(SPECS[3:])
     alone = [planned([spec])[0] for spec in SPECS]
     reversed_order = planned(SPECS[::-1])[::-1]
@@ -213,7 +214,7 @@ def test_planned_episodes_do_not_depend_on_their_companions(debug_model: LeWM, e
 
 
 def test_the_planned_actions_are_what_is_executed(debug_model: LeWM):
-    plan = PlanConfig(horizon=2, samples=16, iterations=2, elites=4, execute=1)
+    plan = PlanConfig(horizon=2, samples=16, iterations=2, elites=4, schedule="receding")
     (result,) = walk(PlanningPolicy(Planner(debug_model, config=plan), seed=0), SPECS[:1], budget=12)
     env = make_env("tworoom", resolution=8)
     env.reset(seed=0, options={"state": SPECS[0].start, "goal": SPECS[0].goal})
@@ -341,4 +342,4 @@ def test_pairs_of_another_environment_are_refused(debug_model: LeWM, tmp_path: P
     path.write_text(json.dumps({"environment": "lewm/Maze-v0", "goal_offset": 25, "pairs": []}))
     config = preset("debug")
     with pytest.raises(ConfigError, match=r"has pairs of lewm/Maze-v0, not of lewm/TwoRoom-v0.*--env lewm/Maze-v0"):
-        evaluate(debug_model, replace(config, eval=replace(config.eval, manifest=path)))
+        evaluate(debug_model, replace(config, eval=replace(config.eval, manifest=str(path))))

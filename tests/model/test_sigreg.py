@@ -32,30 +32,30 @@ def trapezoid(h_B: np.ndarray, start: float, end: float, knots: int) -> float:
     return step * sum((a + b) / 2 for a, b in itertools.pairwise(values))
 
 
-def reference(z_NBD: torch.Tensor, directions_DM: torch.Tensor, knots: int, t_min: float, t_max: float) -> float:
+def reference(z_NBD: torch.Tensor, directions_DM: torch.Tensor, knots: int) -> float:
     """The paper's formula, slowly, in float64, over negative and positive t."""
     h_NBM = z_NBD.double().numpy() @ directions_DM.double().numpy()
     n, batch, m = h_NBM.shape
     statistics = [
-        batch * (trapezoid(h_NBM[i, :, j], -t_max, -t_min, knots) + trapezoid(h_NBM[i, :, j], t_min, t_max, knots))
+        batch * (trapezoid(h_NBM[i, :, j], -3.0, 0.0, knots) + trapezoid(h_NBM[i, :, j], 0.0, 3.0, knots))
         for i in range(n)
         for j in range(m)
     ]
     return sum(statistics) / len(statistics)
 
 
-@pytest.mark.parametrize(("knots", "t_min", "t_max"), [(17, 0.0, 3.0), (17, 0.2, 4.0), (2, 0.0, 1.0)])
-def test_it_is_the_formula_of_the_paper(knots: int, t_min: float, t_max: float) -> None:
+@pytest.mark.parametrize("knots", [17, 9, 2])
+def test_it_is_the_formula_of_the_paper(knots: int) -> None:
     torch.manual_seed(0)
     z_NBD, directions_DM = 1.5 * torch.randn(2, 8, 5) + 0.3, random_directions(5, 6)
-    expected = reference(z_NBD, directions_DM, knots, t_min, t_max)
-    assert sigreg(z_NBD, directions_DM, knots, t_min, t_max).item() == pytest.approx(expected, rel=1e-5)
+    expected = reference(z_NBD, directions_DM, knots)
+    assert sigreg(z_NBD, directions_DM, knots).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_seventeen_knots_are_enough_for_the_integral() -> None:
     torch.manual_seed(0)
     z_NBD, directions_DM = 0.5 * torch.randn(1, 8, 5) + 0.3, random_directions(5, 2)
-    integral = reference(z_NBD, directions_DM, 1501, 0.0, 3.0)
+    integral = reference(z_NBD, directions_DM, 1501)
     errors = [abs(sigreg(z_NBD, directions_DM, knots).item() - integral) for knots in (5, 9, 17)]
     assert errors[2] < 2e-3 * integral
     # Halving the step divides the error of a trapezoid rule by four.

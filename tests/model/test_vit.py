@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from lewm.config import EncoderConfig
-from lewm.errors import PlanningError
 from lewm.model.vit import IMAGENET_MEAN, IMAGENET_STD, PatchEmbedding, ViT
 
 CONFIG = EncoderConfig(image_size=28, patch_size=14, depth=2, heads=2, width=16, mlp_width=32)
@@ -67,59 +66,6 @@ def test_the_last_layer_computes_only_what_is_read() -> None:
     vit, (x_NPW, change_NPW) = ViT(CONFIG).eval(), torch.randn(2, 3, 5, 16)
     for block in vit.blocks:
         torch.testing.assert_close(block.first_token(x_NPW, change_NPW), sum(block(x_NPW, change_NPW))[:, 0])
-
-
-# -- coarser frames -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("size", "k"), [(42, 2), (28, 3), (14, 6)])
-@torch.inference_mode()
-def test_a_coarse_patch_has_the_mean_position_of_the_patches_it_covers(size: int, k: int) -> None:
-    torch.manual_seed(0)
-    vit = ViT(GRID_6)
-    coarse, side = vit.positions_at(size), 6 // k
-    assert coarse.shape == (1, 1 + side * side, 16)
-    assert torch.equal(coarse[:, 0], vit.positions[:, 0])
-    for row in range(side):
-        for column in range(side):
-            covered = [6 * (k * row + i) + k * column + j for i in range(k) for j in range(k)]
-            mean = torch.stack([vit.positions[0, 1 + patch] for patch in covered]).mean(0)
-            torch.testing.assert_close(coarse[0, 1 + side * row + column], mean)
-
-
-@torch.inference_mode()
-def test_a_plain_frame_looks_the_same_at_every_size_if_places_are_alike() -> None:
-    """Then all patches are the same token, and attention over more of them changes nothing but [CLS]'s share."""
-    torch.manual_seed(0)
-    vit = ViT(GRID_6).eval()
-    vit.positions[:, 1:] = vit.positions[:, 1:2].clone()
-    vit.cls_token.copy_(vit.patches(vit.patches.cut(torch.full((1, 14, 14, 3), 200, dtype=torch.uint8))))
-    vit.positions[:, 0] = vit.positions[:, 1]  # with [CLS] one of them, its share does not matter either
-    fine, *coarse = (vit(torch.full((2, size, size, 3), 200, dtype=torch.uint8)) for size in (84, 42, 28, 14))
-    for z in coarse:
-        torch.testing.assert_close(z, fine)
-
-
-def test_coarse_frames_train_every_position() -> None:
-    torch.manual_seed(0)
-    vit = ViT(GRID_6)
-    frames = torch.randint(0, 256, (2, 42, 42, 3), dtype=torch.uint8)
-    vit(frames).square().mul(torch.randn(16)).sum().backward()
-    assert vit.positions.grad is not None
-    assert vit.positions.grad.abs().sum(-1).gt(0).all()
-
-
-@torch.inference_mode()
-def test_full_size_frames_use_the_positions_as_they_are() -> None:
-    vit = ViT(CONFIG)
-    assert vit.positions_at(28) is vit.positions
-
-
-@pytest.mark.parametrize("size", [0, 7, 21, 56, 70, 168])
-@torch.inference_mode()
-def test_a_size_that_does_not_divide_the_grid_is_refused(size: int) -> None:
-    with pytest.raises(PlanningError, match=rf"Expected frames of 84 pixels, or .* multiple of 14 .*, got {size}\."):
-        ViT(GRID_6)(torch.zeros(1, size, size, 3, dtype=torch.uint8))
 
 
 # -- patches that are left out --------------------------------------------------------------------------------
@@ -192,8 +138,3 @@ def test_positions_of_patches_that_are_kept_learn() -> None:
     assert vit.positions.grad is not None
     learning = vit.positions.grad[0].abs().sum(-1).gt(0).nonzero().flatten().tolist()
     assert learning == [0, 1 + 7, 1 + 35]
-
-
-def test_it_takes_whole_frames_only() -> None:
-    with pytest.raises(PlanningError, match="takes frames of 84 pixels, not of 42"):
-        keeping(2)(torch.zeros(1, 42, 42, 3, dtype=torch.uint8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lewm.plan.cost import OBJECTIVES, ArrivalCost, ControlEffort, Objective, TotalCost
+from lewm.plan.cost import OBJECTIVES, ArrivalCost, Objective, TotalCost
 
 # One episode, two candidates, three blocks, embeddings of two numbers. Squared distances to the goal (1, 0):
 # first candidate 1, 0, 4; second 2, 9, 1.
@@ -15,13 +15,7 @@ ACTIONS_BSHA = torch.tensor([[[[2.0], [0.0], [1.0]], [[3.0], [0.0], [0.0]]]])
 
 
 @pytest.mark.parametrize(
-    ("objective", "expected"),
-    [
-        (OBJECTIVES["terminal"], [4.0, 1.0]),
-        (OBJECTIVES["summed"], [5 / 3, 4.0]),
-        (OBJECTIVES["nearest"], [0.0, 1.0]),
-        (ControlEffort(1.5), [1.5 * 5 / 3, 1.5 * 3.0]),
-    ],
+    ("objective", "expected"), [(OBJECTIVES["terminal"], [4.0, 1.0]), (OBJECTIVES["nearest"], [0.0, 1.0])]
 )
 def test_objectives(objective: Objective, expected: list[float]):
     torch.testing.assert_close(objective(Z_BSHD, GOAL_BD, ACTIONS_BSHA), torch.tensor([expected]))
@@ -48,8 +42,8 @@ def test_the_total_adds_up_what_the_rollout_imagines():
         asked.append(actions_BSHA)
         return Z_BSHD
 
-    total = TotalCost(rollout, GOAL_BD, [OBJECTIVES["terminal"], ControlEffort(1.5), own])(ACTIONS_BSHA)
-    torch.testing.assert_close(total, torch.tensor([[4 + 2.5 + 3, 1 + 4.5 + 14]]))
+    total = TotalCost(rollout, GOAL_BD, [OBJECTIVES["terminal"], own])(ACTIONS_BSHA)
+    torch.testing.assert_close(total, torch.tensor([[4 + 3.0, 1 + 14.0]]))
     assert len(asked) == 1
     assert asked[0] is ACTIONS_BSHA
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from lewm.config import PlanConfig
+from lewm.config import GradientConfig, PlanConfig
 from lewm.plan.gradient import Gradient
 from lewm.plan.solver import Problem, Search
 
@@ -31,9 +31,9 @@ def searches(config: PlanConfig, keys: tuple[int, ...] = (0,)) -> list[Search]:
 
 
 def test_adam_is_torchs_adam_with_a_falling_learning_rate():
-    config = PlanConfig(solver="adam", restarts=1, iterations=12, lr=0.2)
+    config = PlanConfig(solver="adam", iterations=12, gradient=GradientConfig(1, 0.2))
     plan = torch.zeros(1, 1, H, A, requires_grad=True)
-    optimiser = torch.optim.Adam([plan], lr=config.lr)
+    optimiser = torch.optim.Adam([plan], lr=config.gradient.lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / config.iterations)
     for search in searches(config)[1:]:
         optimiser.zero_grad()
@@ -44,12 +44,12 @@ def test_adam_is_torchs_adam_with_a_falling_learning_rate():
 
 
 def test_the_first_rmsprop_step_has_the_size_of_the_learning_rate_in_every_direction():
-    moved = searches(PlanConfig(solver="rmsprop", restarts=1, lr=0.2))[1].memory[0]
+    moved = searches(PlanConfig(solver="rmsprop", gradient=GradientConfig(1, 0.2)))[1].memory[0]
     torch.testing.assert_close(moved[0, 0], 0.2 * TARGET.sign())
 
 
 def test_an_sgd_step_follows_the_gradient_and_is_never_larger_than_the_learning_rate():
-    config = PlanConfig(solver="sgd", restarts=4, lr=0.2, iterations=20)
+    config = PlanConfig(solver="sgd", iterations=20, gradient=GradientConfig(4, 0.2))
     plans = [search.memory[0] for search in searches(config, (1, 2))]
     for before, after in itertools.pairwise(plans):
         assert ((after - before).square().mean((-2, -1)).sqrt() < 0.2 + 1e-6).all()
@@ -61,7 +61,7 @@ def test_an_sgd_step_follows_the_gradient_and_is_never_larger_than_the_learning_
 @pytest.mark.parametrize("solver", ["sgd", "rmsprop", "adam"])
 def test_restarts_lie_around_the_first_which_is_the_start(solver: str):
     start_BHA = torch.full((2, H, A), 3.0)
-    config = PlanConfig(solver=solver, restarts=3000, init_std=0.5)
+    config = PlanConfig(solver=solver, init_std=0.5, gradient=GradientConfig(3000))
     plans_BRHA = Gradient(config).begin(Problem(cost, H, A, torch.tensor([1, 2]), start_BHA)).memory[0]
     assert torch.equal(plans_BRHA[:, 0], start_BHA)
     assert (plans_BRHA[:, 1:].mean(1) - 3).abs().max() < 0.05
@@ -71,7 +71,7 @@ def test_restarts_lie_around_the_first_which_is_the_start(solver: str):
 @pytest.mark.parametrize("solver", ["sgd", "rmsprop", "adam"])
 def test_the_answer_is_the_cheapest_plan_that_was_tried(solver: str):
     """Even when steps that are far too large make plans worse."""
-    visited = searches(PlanConfig(solver=solver, restarts=4, lr=3.0, iterations=5), (1, 2))
+    visited = searches(PlanConfig(solver=solver, iterations=5, gradient=GradientConfig(4, 3.0)), (1, 2))
     plans_BSHA = torch.cat([search.memory[0] for search in visited[:-1]], dim=1)
     costs_BS = cost(plans_BSHA)
     for episode, best in enumerate(costs_BS.argmin(1)):
@@ -80,6 +80,6 @@ def test_the_answer_is_the_cheapest_plan_that_was_tried(solver: str):
 
 
 def test_the_spread_is_how_far_the_last_step_moved():
-    before, after = searches(PlanConfig(solver="sgd", restarts=4, iterations=3), (1, 2))[1:3]
+    before, after = searches(PlanConfig(solver="sgd", iterations=3, gradient=GradientConfig(4)), (1, 2))[1:3]
     moved_BRHA = after.memory[0] - before.memory[0]
     torch.testing.assert_close(after.std_BHA, moved_BRHA.square().mean(1).sqrt())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lewm.config import PlanConfig
+from lewm.config import IcemConfig, PlanConfig
 from lewm.errors import PlanningError
 from lewm.plan.icem import ICEM, colour, colouring_matrix
 from lewm.plan.solver import Precedents, Problem, solve
@@ -61,7 +61,7 @@ def test_the_answer_is_the_cheapest_plan_that_was_tried():
 
 def test_kept_elites_compete_again():
     """When the second iteration offers nothing, the elites of the first are still there."""
-    config = PlanConfig(solver="icem", samples=40, elites=8, kept_elites=0.5, iterations=2)
+    config = PlanConfig(solver="icem", samples=40, elites=8, iterations=2, icem=IcemConfig(kept_elites=0.5))
     calls = []
 
     def cost(plans_BSHA: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ def test_the_first_iterations_try_recorded_plans_and_the_place_to_begin():
         return plans_BSHA.square().sum((-2, -1))
 
     start = torch.full((1, 3, 4), 0.25)
-    config = PlanConfig(solver="icem", samples=21, elites=4, iterations=4, recorded=2)
+    config = PlanConfig(solver="icem", samples=21, elites=4, iterations=4, icem=IcemConfig(recorded=2))
     solve(ICEM(config), Problem(cost, 3, 4, torch.tensor([7]), start, precedents=precedents))
     known = {tuple(plan.flatten().tolist()) for plan in precedents.plans_NHA}
     tried = [[tuple(plan.flatten().tolist()) in known for plan in plans[0]] for plans in asked]
@@ -133,7 +133,7 @@ def test_recorded_plans_are_moved_into_the_bounds():
         return plans_BSHA.square().sum((-2, -1))
 
     low, high = torch.full((4,), -0.5), torch.full((4,), 0.5)
-    config = PlanConfig(solver="icem", samples=20, elites=4, iterations=2, recorded=1)
+    config = PlanConfig(solver="icem", samples=20, elites=4, iterations=2, icem=IcemConfig(recorded=1))
     problem = Problem(cost, 3, 4, torch.tensor([7]), low_A=low, high_A=high, precedents=Precedents.of(wave(100)))
     solve(ICEM(config), problem)
     assert all(plans.abs().max() <= 0.5 for plans in asked)
@@ -149,13 +149,13 @@ def test_a_narrow_way_that_was_recorded_is_found():
 
     found = {}
     for recorded in (0, 1):
-        config = PlanConfig(solver="icem", samples=200, elites=20, iterations=8, recorded=recorded)
+        config = PlanConfig(solver="icem", samples=200, elites=20, iterations=8, icem=IcemConfig(recorded=recorded))
         problem = Problem(hole, 3, 4, torch.tensor([7]), precedents=Precedents.of(plans))
         found[recorded] = hole(solve(ICEM(config), problem).unsqueeze(1)).item()
     assert found == {0: 1.0, 1: pytest.approx(0.0, abs=1e-9)}
 
 
 def test_a_problem_without_recorded_plans_is_an_error():
-    config = PlanConfig(solver="icem", samples=20, elites=4, iterations=2, recorded=1)
+    config = PlanConfig(solver="icem", samples=20, elites=4, iterations=2, icem=IcemConfig(recorded=1))
     with pytest.raises(PlanningError, match="this one has none"):
         solve(ICEM(config), Problem(lambda plans: plans.sum((-2, -1)), 3, 4, torch.tensor([7])))

@@ -33,7 +33,7 @@ def test_the_mean_is_the_weighted_mean_of_the_candidates():
 
     config = PlanConfig(solver="mppi", samples=30, iterations=1)
     found_BHA = solve(MPPI(config), Problem(cost, 2, 3, torch.tensor([1, 2])))
-    weights_BS = candidate_weights(cost(asked[0]), config.temperature)
+    weights_BS = candidate_weights(cost(asked[0]), config.mppi.temperature)
     torch.testing.assert_close(found_BHA, torch.einsum("bs,bsha->bha", weights_BS, asked[0]))
 
 

@@ -10,22 +10,16 @@ from lewm.plan.schedule import Turn, next_turn, soonest
 
 
 @pytest.mark.parametrize(
-    ("schedule", "execute", "expected"),
+    ("schedule", "expected"),
     [
-        ("whole", None, [(5, 5), (5, 5), (5, 5)]),
-        ("whole", 2, [(5, 2), (5, 2), (5, 2)]),
-        ("receding", None, [(5, 1), (5, 1), (5, 1)]),
-        ("receding", 3, [(5, 3), (5, 3), (5, 3)]),
-        ("shrinking", None, [(5, 1), (4, 1), (3, 1), (2, 1), (1, 1), (5, 1), (4, 1)]),
-        # The last blocks before the expected arrival may be fewer than are executed at a time.
-        ("shrinking", 2, [(5, 2), (3, 2), (1, 1), (5, 2), (3, 2)]),
-        ("shrinking", 5, [(5, 5), (5, 5)]),
-        ("soonest", None, [(5, 1), (5, 1)]),
-        ("soonest", 2, [(5, 2), (5, 2)]),
+        ("whole", [(5, 5), (5, 5), (5, 5)]),
+        ("receding", [(5, 1), (5, 1), (5, 1)]),
+        ("shrinking", [(5, 1), (4, 1), (3, 1), (2, 1), (1, 1), (5, 1), (4, 1)]),
+        ("soonest", [(5, 1), (5, 1)]),
     ],
 )
-def test_turns_of_an_episode(schedule: str, execute: int | None, expected: list[tuple[int, int]]):
-    config, done, turns = PlanConfig(horizon=5, schedule=schedule, execute=execute), 0, []
+def test_turns_of_an_episode(schedule: str, expected: list[tuple[int, int]]):
+    config, done, turns = PlanConfig(horizon=5, schedule=schedule), 0, []
     for _ in expected:
         turns.append(next_turn(config, done))
         done += turns[-1].execute

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import signal
-import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,16 +19,13 @@ from lewm.data.stats import background
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import split_episodes
 from lewm.errors import CheckpointError, DataError, TrainingError
-from lewm.model.vit import PatchEmbedding
 from lewm.model.world_model import LeWM
 from lewm.train import step as step_module
 from lewm.train import trainer
-from lewm.train.distributed import SINGLE
 from lewm.train.logs import read_metrics
-from lewm.train.loop import prepare, train
+from lewm.train.loop import train
 from lewm.train.objective import Losses
 from lewm.train.run import OPTIMIZER
-from lewm.train.step import StepFunction
 from lewm.train.trainer import SilentMonitor
 
 STEPS = 10  # Checkpoints are written after 4, 8 and the last.
@@ -237,7 +233,7 @@ def test_settings_that_do_not_change_the_weights_may_change(debug_config: Config
 # -- what is refused ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [{"lr": 0.5}, {"steps": 20}, {"schedule": "constant"}, {"coarse_steps": 3}])
+@pytest.mark.parametrize("change", [{"lr": 0.5}, {"steps": 20}, {"final_lr_fraction": 1.0}, {"calibration_batches": 3}])
 def test_another_run_is_not_continued(debug_config: Config, undisturbed: Path, change: dict[str, Any]):
     before = files_below(undisturbed)
     (name,) = change
@@ -249,8 +245,8 @@ def test_another_run_is_not_continued(debug_config: Config, undisturbed: Path, c
 def test_a_run_is_not_continued_on_other_data(debug_config: Config, tmp_path: Path):
     config = with_training(debug_config, tmp_path / "run")
     train(config, monitor=Terminate(4))
-    with pytest.raises(TrainingError, match=r"loader\.split_seed \(3072 -> 1\)"):
-        train(replace(config, loader=replace(config.loader, split_seed=1)))
+    with pytest.raises(TrainingError, match=r"loader\.val_fraction \(0\.1 -> 0\.3\)"):
+        train(replace(config, loader=replace(config.loader, val_fraction=0.3)))
 
 
 def test_resume_never_refuses_a_run(debug_config: Config, undisturbed: Path):
@@ -409,99 +405,17 @@ def test_a_stopped_run_with_muon_continues_to_the_same_weights(debug_config: Con
     assert not torch.equal(saved_tensors(tmp_path / "calm")[weight], saved_tensors(undisturbed)[weight])
 
 
-# -- averaged weights -----------------------------------------------------------------------------------------
-
-
-def test_an_averaged_run_publishes_the_average_and_continues_from_the_weights(debug_config: Config, tmp_path: Path):
-    # Calibration is for what is published: the weights that are trained keep their running averages, as here.
-    plain = train(with_training(debug_config, tmp_path / "plain", calibration_batches=0))
-    calm = train(with_training(debug_config, tmp_path / "calm", ema=0.9))
-    disturbed = with_training(debug_config, tmp_path / "disturbed", ema=0.9)
-    train(disturbed, monitor=Terminate(3))
-    train(disturbed, monitor=Terminate(7))
-    train(disturbed)
-    assert_same_run(tmp_path / "disturbed", tmp_path / "calm")
-    published = LeWM.from_pretrained(tmp_path / "calm", device="cpu").state_dict()
-    saved = saved_tensors(tmp_path / "calm")
-    for name, trained in plain.model.state_dict().items():
-        assert torch.equal(published[name], calm.model.state_dict()[name]), name
-        assert torch.equal(saved[f"trained/{name}"], trained), name  # averaging does not change training
-    assert not torch.equal(published["encoder.cls_token"], plain.model.encoder.cls_token)
+# -- settings that have changed -------------------------------------------------------------------------------
 
 
 def test_a_run_from_before_a_setting_existed_continues(debug_config: Config, undisturbed: Path, tmp_path: Path):
     config = with_training(debug_config, tmp_path / "run")
     train(config, monitor=Terminate(5))
     document = checkpoint.read_json(tmp_path / "run" / "config.json")
-    del document["train"]["ema"], document["train"]["compile"]
+    del document["train"]["fused"], document["train"]["compile"]
     checkpoint.write_json(tmp_path / "run" / "config.json", document)
     assert train(config).steps == STEPS
     assert_same_run(tmp_path / "run", undisturbed)
-
-
-# -- coarse frames first --------------------------------------------------------------------------------------
-
-COARSE = 6
-
-
-@pytest.fixture(scope="module")
-def coarse_first(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of STEPS steps, the first COARSE at half resolution, from beginning to end."""
-    out = tmp_path_factory.mktemp("coarse") / "run"
-    train(with_training(debug_config, out, coarse_steps=COARSE))
-    return out
-
-
-@pytest.mark.parametrize("coarse_steps", [0, 1, COARSE, STEPS - 1])
-def test_the_first_steps_are_coarse_and_validation_never_is(
-    debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coarse_steps: int
-):
-    honest = PatchEmbedding.cut
-    sizes: dict[bool, list[int]] = {True: [], False: []}
-
-    def spy(self: PatchEmbedding, pixels: torch.Tensor) -> torch.Tensor:
-        sizes[torch.is_grad_enabled()].append(pixels.shape[1])
-        return honest(self, pixels)
-
-    monkeypatch.setattr(PatchEmbedding, "cut", spy)
-    train(with_training(debug_config, tmp_path, coarse_steps=coarse_steps))
-    assert sizes[True] == [14 if step < coarse_steps else 28 for step in range(STEPS)]
-    calibration, validation = debug_config.train.calibration_batches, debug_config.train.val_batches
-    assert sizes[False] == [28] * 3 * (calibration + validation)  # after 4, 8 and the last
-
-
-def test_coarse_steps_are_other_steps(undisturbed: Path, coarse_first: Path):
-    with pytest.raises(AssertionError):
-        assert_same_run(coarse_first, undisturbed)
-
-
-@pytest.mark.parametrize("step", [COARSE - 1, COARSE, COARSE + 1])
-def test_a_run_stopped_near_the_switch_continues_to_the_same_weights(
-    debug_config: Config, coarse_first: Path, tmp_path: Path, step: int
-):
-    config = with_training(debug_config, tmp_path / "run", coarse_steps=COARSE)
-    assert train(config, monitor=Terminate(step)).steps == step
-    train(config)
-    assert_same_run(tmp_path / "run", coarse_first)
-
-
-def test_a_phases_step_is_gone_before_the_next_is_made(debug_config: Config, tmp_path: Path):
-    """A recorded step holds a step's memory, and there may not be room for two."""
-    config = with_training(debug_config, tmp_path / "run", coarse_steps=2)
-    subject = prepare(config, "never", SINGLE, torch.device("cpu"), SilentMonitor())
-    make_step, made, alive = subject._make_step, [], []
-
-    def spy(coarse: bool) -> StepFunction:
-        alive.append(sum(reference() is not None for reference in made))
-        step = make_step(coarse)
-        made.append(weakref.ref(step))
-        return step
-
-    subject._make_step = spy
-    for _ in range(4):
-        subject.train_step()
-        subject.step += 1
-    assert alive == [0, 0]
 
 
 # -- patches that are left out --------------------------------------------------------------------------------
@@ -528,7 +442,7 @@ def test_a_run_that_leaves_out_background_continues_and_keeps_what_it_took_for_i
     config = keeping(debug_config, 2)
     result = train(with_training(config, tmp_path / "whole"))
     with EpisodeStore(debug_config.data) as store:  # type: ignore[arg-type]
-        training, _ = split_episodes(store.num_episodes, config.loader.val_fraction, config.loader.split_seed)
+        training, _ = split_episodes(store.num_episodes, config.loader.val_fraction)
         assert (result.model.encoder.background.numpy() == background(store, training)).all()
     assert result.model.encoder.background.float().std() > 0
     assert train(with_training(config, tmp_path / "parts"), monitor=Terminate(5)).steps == 5

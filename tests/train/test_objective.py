@@ -37,7 +37,7 @@ def sigreg() -> SIGReg:
 def batch() -> Batch:
     generator = torch.Generator().manual_seed(1)
     pixels = torch.randint(0, 256, (6, 4, 28, 28, 3), dtype=torch.uint8, generator=generator)
-    return Batch(pixels, torch.randn(6, 4, 5, 2, generator=generator))
+    return Batch(torch.randn(6, 4, 5, 2, generator=generator), pixels)
 
 
 def loss(model: LeWM, sigreg: SIGReg, batch: Batch) -> Losses:
@@ -71,7 +71,7 @@ def test_the_last_action_block_does_not_matter(model: LeWM, sigreg: SIGReg, batc
     def total_with(block: int) -> float:
         actions = batch.actions.clone()
         actions[:, block] += 1
-        return loss(model, sigreg, Batch(batch.pixels, actions)).total.item()
+        return loss(model, sigreg, Batch(actions, batch.pixels)).total.item()
 
     reference = loss(model, sigreg, batch).total.item()
     assert total_with(3) == reference

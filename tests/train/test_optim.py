@@ -37,12 +37,6 @@ def test_falls_all_the_way():
     assert all(later < earlier for earlier, later in itertools.pairwise(rates))
 
 
-def test_constant_after_the_warm_up():
-    config = TrainConfig(steps=100, warmup_steps=10, lr=2.0, schedule="constant")
-    assert learning_rate(config, 0) == pytest.approx(0.2)
-    assert {learning_rate(config, step) for step in range(9, 200)} == {2.0}
-
-
 def test_without_a_warm_up_the_peak_comes_first():
     assert learning_rate(TrainConfig(warmup_steps=0, lr=2.0), 0) == 2.0
 

@@ -14,12 +14,12 @@ from lewm.types import Array, Batch
 def load(indices: Array) -> Batch:
     if indices[0] == 30:
         raise DataError("step 3 is damaged")
-    return Batch(torch.from_numpy(indices).to(torch.uint8), torch.from_numpy(indices).float())
+    return Batch(torch.from_numpy(indices).float(), torch.from_numpy(indices).to(torch.uint8))
 
 
 @pytest.fixture
 def batches() -> Batches:
-    batches = Batches(load, lambda step: np.array([10 * step, 10 * step + 1]), 6, torch.device("cpu"), ahead=2)
+    batches = Batches(load, lambda step: np.array([10 * step, 10 * step + 1]), 6, torch.device("cpu"))
     batches._ahead = 2  # as on a GPU, without its streams
     return batches
 
