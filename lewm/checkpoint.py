@@ -10,13 +10,10 @@ come with lewm and have names: ``pretrained_models``.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save, save_file
 
 from lewm.errors import CheckpointError, unknown_name
+from lewm.files import completing, file_digest, read_json, replacing
 from lewm.version import __version__
 
 FORMAT_VERSION = 1
@@ -48,20 +46,18 @@ def save_model(
     """
     directory, texts = Path(directory), texts or {}
     names = [WEIGHTS, CONFIG, *texts] if actions is None else [WEIGHTS, CONFIG, *texts, ACTIONS]
-    with disk_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        with replacing(*(directory / name for name in names)) as temporaries:
-            files = dict(zip(names, temporaries, strict=True))
-            write_tensors(files[WEIGHTS], tensors)
-            header: dict[str, Any] = {"format": "lewm", "format_version": FORMAT_VERSION, "lewm_version": __version__}
-            header |= {"weights_sha256": _sha256(files[WEIGHTS]), "actions_sha256": None}
-            if actions is not None:
-                write_tensors(files[ACTIONS], {"sequences": actions})
-                header["actions_sha256"] = _sha256(files[ACTIONS])
-            for name, text in texts.items():
-                files[name].write_text(text, encoding="utf-8")
-            document = header | description | header  # first in the file, and not to be contradicted
-            files[CONFIG].write_text(json.dumps(document, indent=2) + "\n")
+    with replacing(*(directory / name for name in names)) as temporaries:
+        files = dict(zip(names, temporaries, strict=True))
+        write_tensors(files[WEIGHTS], tensors)
+        header: dict[str, Any] = {"format": "lewm", "format_version": FORMAT_VERSION, "lewm_version": __version__}
+        header |= {"weights_sha256": file_digest(files[WEIGHTS]), "actions_sha256": None}
+        if actions is not None:
+            write_tensors(files[ACTIONS], {"sequences": actions})
+            header["actions_sha256"] = file_digest(files[ACTIONS])
+        for name, text in texts.items():
+            files[name].write_text(text, encoding="utf-8")
+        document = header | description | header  # first in the file, and not to be contradicted
+        files[CONFIG].write_text(json.dumps(document, indent=2) + "\n")
     return directory
 
 
@@ -70,7 +66,7 @@ def load_model(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
     document = load_document(directory)
     path = directory / WEIGHTS
     tensors = read_tensors(path)
-    if document.get("weights_sha256") not in (None, _sha256(path)):
+    if document.get("weights_sha256") not in (None, file_digest(path)):
         raise CheckpointError(f"{path} does not belong to its {CONFIG} (SHA-256 differs). Copy both from one place.")
     return tensors, document
 
@@ -81,7 +77,7 @@ def load_actions(directory: Path, document: dict[str, Any]) -> torch.Tensor | No
     if expected is None:
         return None
     tensors = read_tensors(path)
-    if expected != _sha256(path) or set(tensors) != {"sequences"}:
+    if expected != file_digest(path) or set(tensors) != {"sequences"}:
         raise CheckpointError(f"{path} does not belong to its {CONFIG} (SHA-256 differs). Copy both from one place.")
     return tensors["sequences"]
 
@@ -174,20 +170,11 @@ def latest(directory: Path) -> Path | None:
 
 def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
     """Make ``target`` appear with everything ``fill`` writes into it, or not at all."""
-    temporary = target.with_name(f".{target.name}.tmp")
-    with disk_errors(target):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        try:
-            fill(temporary)
-            for path in (*temporary.iterdir(), temporary):
-                _fsync(path)
-            if target.exists():
-                shutil.rmtree(target)
-            temporary.rename(target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        _fsync(target.parent)
+    with completing(target) as temporary:
+        temporary.mkdir()
+        fill(temporary)
+        if target.exists():
+            shutil.rmtree(target)
 
 
 def prune(directory: Path, keep: int) -> None:
@@ -200,7 +187,10 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a safetensors file; it is for ``write_folder`` or ``replacing`` to make it appear whole."""
     path.touch()
     mode = path.stat().st_mode  # what the user's files get; save_file makes one that only its owner may read
-    save_file(_plain(tensors), path)
+    try:
+        save_file(_plain(tensors), path)
+    except SafetensorError as error:  # as a full disk shows itself
+        raise OSError(str(error)) from error
     path.chmod(mode)
 
 
@@ -228,58 +218,3 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise CheckpointError(f"{path} is damaged or incomplete: {error}. Copy or train it again.") from error
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Write a JSON file atomically."""
-    with replacing(path) as (temporary,):
-        temporary.write_text(json.dumps(document, indent=2) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-@contextlib.contextmanager
-def replacing(*paths: Path) -> Iterator[tuple[Path, ...]]:
-    """Yield temporary siblings that take the places of ``paths`` once all of them are complete and on disk."""
-    temporaries = tuple(path.with_name(f".{path.name}.tmp") for path in paths)
-    try:
-        yield temporaries
-        for temporary in temporaries:
-            _fsync(temporary)
-        for temporary, path in zip(temporaries, paths, strict=True):
-            temporary.replace(path)
-    finally:
-        for temporary in temporaries:
-            temporary.unlink(missing_ok=True)
-    _fsync(paths[0].parent)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a failed write, as to a full or read-only disk, into an error that names the place."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        if os.strerror(errno.ENOSPC) not in str(error):
-            raise CheckpointError(f"{path} cannot be written: {error}.") from error
-        problem = f"The disk is full: {path} could not be written; what was there before is unchanged"
-        raise CheckpointError(f"{problem}. Free some space and resume.") from error

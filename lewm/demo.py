@@ -15,7 +15,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lewm import checkpoint
 from lewm.config import CollectConfig, Config
 from lewm.data.collect import collect
 from lewm.errors import ConfigError
@@ -23,6 +22,7 @@ from lewm.evaluate.report import write_report
 from lewm.evaluate.results import Evaluation
 from lewm.evaluate.runner import evaluate, open_journal
 from lewm.evaluate.stats import Rate
+from lewm.files import read_json
 from lewm.model.world_model import LeWM
 from lewm.progress import progress_bar, training_bar
 from lewm.retired import read_config
@@ -91,7 +91,7 @@ def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
     """The rates of an evaluation that an earlier call finished with this configuration."""
     if not (out / EVALUATION).is_file() or not (out / REPORT).is_file():
         return None
-    document = checkpoint.read_json(out / EVALUATION)
+    document = read_json(out / EVALUATION)
     # Not compared as it stands in the file: a setting that did not exist yet had the value that is now the default.
     if read_config(document["config"]) != config:
         raise ConfigError(f"{out} holds a demo with other settings. Start over with `lewm demo --fresh`.")

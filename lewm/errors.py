@@ -22,6 +22,10 @@ class EnvError(LewmError):
     """An environment that is unknown, not installed, or asked for something it cannot do."""
 
 
+class FileError(LewmError):
+    """A file that cannot be read or written, is in use, or is not to be replaced."""
+
+
 class DataError(LewmError):
     """A dataset that is missing, damaged, or made for something else."""
 

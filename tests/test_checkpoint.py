@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 import lewm
 from lewm import checkpoint
 from lewm.config import preset
-from lewm.errors import CheckpointError
+from lewm.errors import CheckpointError, FileError
 from lewm.model.world_model import LeWM
 from lewm.types import ActionStats
 
@@ -179,7 +179,7 @@ def test_a_description_of_something_else_is_refused(saved: Path, text: str) -> N
 
 def test_a_description_that_is_not_json_is_refused(saved: Path) -> None:
     (saved / checkpoint.CONFIG).write_text('{"format": "le')
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+    with pytest.raises(FileError, match=r"config\.json cannot be read"):
         load(saved)
 
 
@@ -211,7 +211,7 @@ def test_a_full_disk_leaves_the_previous_model_loadable(
         else:
             syncs = iter([os.fsync] * (fails_at - 1) + [disk_full])
             patch.setattr(os, "fsync", lambda descriptor: next(syncs)(descriptor))
-        with pytest.raises(CheckpointError, match="disk is full"):
+        with pytest.raises(FileError, match="disk is full"):
             random_model(seed=1).save_pretrained(saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert same_weights(load(saved), random_model())
@@ -220,7 +220,7 @@ def test_a_full_disk_leaves_the_previous_model_loadable(
 def test_a_place_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     for place in (tmp_path / "file", tmp_path / "file" / "model"):
-        with pytest.raises(CheckpointError, match="cannot be written"):
+        with pytest.raises(FileError, match="cannot be written"):
             random_model().save_pretrained(place)
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -231,12 +231,12 @@ def test_a_folder_appears_complete_or_not_at_all(tmp_path: Path) -> None:
         disk_full()
 
     target = tmp_path / "checkpoints" / "step_00000001"
-    with pytest.raises(CheckpointError, match="disk is full"):
+    with pytest.raises(FileError, match="disk is full"):
         checkpoint.write_folder(target, half)
     assert list(target.parent.iterdir()) == []
 
     checkpoint.write_folder(target, lambda folder: (folder / "whole").touch())
-    with pytest.raises(CheckpointError, match="disk is full"):
+    with pytest.raises(FileError, match="disk is full"):
         checkpoint.write_folder(target, half)
     assert [path.relative_to(target.parent) for path in target.parent.rglob("*")] == [
         Path(target.name),

@@ -11,12 +11,13 @@ import lewm
 PACKAGE = Path(lewm.__file__).parent
 
 VOCABULARY = {"types", "errors", "rng", "version"}
-BASICS = VOCABULARY | {"checked", "config", "retired"}
+BASICS = VOCABULARY | {"checked", "config", "files", "retired"}
 SERVICES = {"checkpoint", "progress"}
 
 # What each part of lewm may import of the others.
 MAY_IMPORT = {
     **{part: set() for part in VOCABULARY},
+    "files": VOCABULARY,
     "checked": VOCABULARY,
     "config": VOCABULARY | {"checked"},
     "retired": VOCABULARY | {"checked", "config"},

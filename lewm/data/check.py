@@ -18,9 +18,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lewm.data.chunks import filters_of
-from lewm.data.exchange import completing
 from lewm.data.store import NOT_PER_ROW, Columns, EpisodeStore
 from lewm.errors import DataError
+from lewm.files import completing
 from lewm.types import Array, ProgressCallback
 
 BLOCK_FRAMES = 64  # that a thread decodes at a time

@@ -9,7 +9,6 @@ all are there they are merged into ``OUT``: the same file, however made.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import itertools
 import json
@@ -17,7 +16,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -36,6 +35,7 @@ from lewm.envs.exploration import WanderingExpert
 from lewm.envs.registry import EnvEntry, env_entry, env_names, make_env, make_expert, make_mistaken, register_env
 from lewm.envs.workers import start_worker
 from lewm.errors import DataError, EnvError
+from lewm.files import only_writer
 from lewm.rng import derive_seed, stream
 from lewm.types import Array, Demonstration, ProgressCallback
 
@@ -104,7 +104,7 @@ def collect(
     expert = make_expert(entry.name, stream(seed), next(iter(collection.demonstrations or ()), None))
     if mistakes:
         make_mistaken(entry.name, expert, stream(seed), mistakes)
-    with _only_writer(out):
+    with only_writer(Path(f"{out}.lock"), f"Another process is collecting into {out}. Wait, or choose another file."):
         existing = collection.episodes_in(out) if out.exists() else 0
         cuts = range(existing // PART_EPISODES * PART_EPISODES, episodes, PART_EPISODES)
         parts = [range(max(existing, cut), min(episodes, cut + PART_EPISODES)) for cut in cuts if existing < episodes]
@@ -340,25 +340,6 @@ def _work() -> None:
                 answers.write(f"{len(part)}\n")
     except DataError as error:
         answers.write(json.dumps(str(error)[:400]) + "\n")
-
-
-@contextlib.contextmanager
-def _only_writer(out: Path) -> Iterator[None]:
-    """Hold ``OUT.lock``; the kernel releases it when this process dies, however it dies."""
-    path = Path(f"{out}.lock")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DataError(f"Another process is collecting into {out}. Wait for it, or choose another file.") from None
-    except OSError as error:
-        raise DataError(f"{out} cannot be written ({error}). Choose a place that is writable.") from error
-    with lock:
-        try:
-            yield
-        finally:
-            path.unlink()
 
 
 if __name__ == "__main__":

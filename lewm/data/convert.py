@@ -23,11 +23,12 @@ from zipfile import BadZipFile
 import cv2
 import numpy as np
 
-from lewm.data.exchange import EpisodeSource, FitFrames, completing
+from lewm.data.exchange import EpisodeSource, FitFrames
 from lewm.data.lerobot import is_lerobot, read_lerobot
 from lewm.data.lerobot_writer import write_lerobot
 from lewm.data.store import NUMBERING, Columns, EpisodeStore, write_episodes
 from lewm.errors import DataError
+from lewm.files import completing
 from lewm.types import Array, ProgressCallback
 from lewm.video import VideoQuality
 

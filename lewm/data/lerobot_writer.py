@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from lewm.data.exchange import EpisodeSource, completing
+from lewm.data.exchange import EpisodeSource
 from lewm.data.lerobot import CAMERA, CHUNK_FILES, DATA_PATH, EPISODES_PATH, FEATURES, INDICES, VERSION, VIDEO_PATH
 from lewm.data.store import Attributes, Columns
 from lewm.errors import DataError
+from lewm.files import completing
 from lewm.types import Array, ProgressCallback
 from lewm.video import Mp4Writer, VideoQuality, import_lerobot_extra
 

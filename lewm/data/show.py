@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lewm.data.exchange import completing
 from lewm.data.store import EpisodeStore
 from lewm.errors import DataError
+from lewm.files import completing
 from lewm.video import Mp4Writer, encode_gif
 
 SUFFIXES = (".gif", ".mp4")

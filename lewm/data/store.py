@@ -39,7 +39,7 @@ import h5py
 import numpy as np
 
 from lewm.data.chunks import ChunkError, FrameChunks, filters_of, write_frame, write_stored
-from lewm.errors import DataError
+from lewm.errors import DataError, FileError
 from lewm.types import Array
 from lewm.version import __version__
 
@@ -318,7 +318,7 @@ def _atomic_file(path: Path) -> Iterator[h5py.File]:
         is_full = os.strerror(errno.ENOSPC) in str(error)
         room = f"; {shutil.disk_usage(path.parent).free / 2**20:.0f} MiB are free there" if is_full else ""
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-        raise DataError(f"{path} cannot be written ({reason}){room}. Make room, or choose another place.") from error
+        raise FileError(f"{path} cannot be written ({reason}){room}. Make room, or choose another place.") from error
 
 
 def _grow_pixels(file: h5py.File, count: int, resolution: int) -> tuple[h5py.Dataset, int]:

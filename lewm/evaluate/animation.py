@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from lewm.checkpoint import disk_errors, replacing
 from lewm.envs.registry import make_env
+from lewm.files import completing
 from lewm.types import Array, EpisodeResult
 from lewm.video import encode_gif
 
@@ -35,11 +35,9 @@ def episodes_gif(env_name: str, results: Sequence[EpisodeResult]) -> bytes:
 
 def write_videos(folder: Path, env_name: str, results: Sequence[EpisodeResult]) -> None:
     """Write one GIF per episode into ``folder``, which is made if needed."""
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for result in results:
-            with replacing(folder / f"episode_{result.index:03d}.gif") as (temporary,):
-                temporary.write_bytes(episodes_gif(env_name, [result]))
+    for result in results:
+        with completing(folder / f"episode_{result.index:03d}.gif") as temporary:
+            temporary.write_bytes(episodes_gif(env_name, [result]))
 
 
 def _picture(results: Sequence[EpisodeResult], goals: Array, films: Sequence[Array], step: int) -> Image.Image:

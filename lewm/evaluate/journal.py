@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lewm import checkpoint
 from lewm.errors import DataError
+from lewm.files import disk_errors
 from lewm.types import Plan
 
 # Of a plan: the index of its pair, and how many plans its episode had before.
@@ -77,7 +77,7 @@ class Journal(Notes):
             self._read()
 
     def _read(self) -> None:
-        with checkpoint.disk_errors(self.path), self.path.open("rb") as file:
+        with disk_errors(self.path), self.path.open("rb") as file:
             if file.readline() != self._question:
                 self.forgets = True
                 return
@@ -95,7 +95,7 @@ class Journal(Notes):
 
     def add(self, made: Mapping[Place, Note]) -> None:
         super().add(made)
-        with checkpoint.disk_errors(self.path):
+        with disk_errors(self.path):
             file = self._file = self._file or self._begin()
             file.write(_line([[*place, *note.to_list()] for place, note in made.items()]))
             file.flush()

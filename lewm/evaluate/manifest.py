@@ -16,11 +16,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from lewm.checkpoint import disk_errors, replacing
 from lewm.data.collect import HELD_OUT_SEED, generate_episode
 from lewm.data.demonstrations import demonstrations_digest
 from lewm.envs.registry import EnvEntry, env_entry, make_env
 from lewm.errors import ConfigError, unknown_name
+from lewm.files import completing
 from lewm.rng import stream
 from lewm.types import Array, Demonstration, EpisodeSpec
 
@@ -107,7 +107,7 @@ def build_manifest(
         settings["demonstrations"] = demonstrations_digest(demonstrations)
     found = _held_out_pairs(env_name, goal_offset, unsolved_only, demonstrations, first_episode)
     pairs = [{"start": start.tolist(), "goal": goal.tolist()} for start, goal in itertools.islice(found, count)]
-    with disk_errors(path), replacing(path) as (temporary,):
+    with completing(path) as temporary:
         temporary.write_text(_as_text(settings, pairs))
     return _from_document({**settings, "pairs": pairs})
 

@@ -22,11 +22,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lewm.checked import to_dict
-from lewm.checkpoint import disk_errors, replacing
 from lewm.envs.registry import env_entry
 from lewm.evaluate.animation import episodes_gif
 from lewm.evaluate.results import Evaluation
 from lewm.evaluate.stats import Rate
+from lewm.files import completing
 from lewm.types import HOLD_STEPS, EpisodeResult
 from lewm.version import __version__
 
@@ -83,10 +83,8 @@ def write_report(path: Path, evaluation: Evaluation, metrics: list[dict[str, Any
             settings=escape(json.dumps(to_dict(config), indent=2)),
             version=escape(__version__),
         )
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as (temporary,):
-            temporary.write_text(page, encoding="utf-8")
+    with completing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
     return path
 
 

@@ -16,6 +16,7 @@ from lewm.config import Config
 from lewm.envs.registry import env_entry
 from lewm.errors import DataError
 from lewm.evaluate.stats import Comparison, Rate
+from lewm.files import read_json, write_json
 from lewm.types import EpisodeResult
 from lewm.version import __version__
 
@@ -81,9 +82,7 @@ class Evaluation:
             "episodes": list(map(_episode, self.results, self.random_results)),
             "config": to_dict(self.config),
         }
-        with checkpoint.disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            checkpoint.write_json(path, document)
+        write_json(path, document)
 
 
 def versions() -> dict[str, str]:
@@ -129,7 +128,7 @@ class _Outcomes:
 
     @staticmethod
     def read(path: Path) -> _Outcomes:
-        document = checkpoint.read_json(path)
+        document = read_json(path)
         try:
             episodes = document["episodes"]
             pairs = [(episode["index"], episode["start"], episode["goal"]) for episode in episodes]

@@ -12,6 +12,7 @@ from lewm.config import SCHEDULES, Config, EvalConfig, PlanConfig
 from lewm.errors import DataError
 from lewm.evaluate.stats import Rate
 from lewm.export.commands import asked_for, collect_command, eval_command, train_command
+from lewm.files import read_json
 from lewm.model.world_model import LeWM
 from lewm.retired import changed, read_config
 
@@ -41,7 +42,7 @@ class Evaluated:
     @staticmethod
     def read(path: Path, digest: str) -> Evaluated:
         """From a results file, which must be about the weights with this SHA-256."""
-        document = checkpoint.read_json(path)
+        document = read_json(path)
         try:
             found = document["checkpoint"] and document["checkpoint"]["weights_sha256"]
             figures = {name: document["rates"][name] for name in (*RATES, SOLVED_AT_START)}

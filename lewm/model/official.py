@@ -17,6 +17,7 @@ import torch
 from lewm import checkpoint
 from lewm.config import EncoderConfig, ModelConfig, PredictorConfig
 from lewm.errors import CheckpointError, ConfigError
+from lewm.files import read_json
 from lewm.model.world_model import LeWM
 from lewm.types import ActionStats
 
@@ -132,7 +133,7 @@ def _official_name(ours: str) -> str:
 
 def _read_config(path: Path, frame_skip: int) -> ModelConfig:
     """Our configuration of the network that an official config.json describes."""
-    document = checkpoint.read_json(path)
+    document = read_json(path)
 
     def get(section: str, name: str, default: Any = None, accepted: Sequence[Any] = ()) -> Any:
         values = document.get(section) if isinstance(document, dict) else None

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lewm.checkpoint import disk_errors, replacing
+from lewm.files import completing, disk_errors
 
 
 class MetricsLog:
@@ -23,7 +23,7 @@ class MetricsLog:
         with disk_errors(self.path):
             directory.mkdir(parents=True, exist_ok=True)
             kept = [row for row in read_metrics(self.path) if row["step"] < first_step]
-            with replacing(self.path) as (temporary,):
+            with completing(self.path) as temporary:
                 temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
             self._file = self.path.open("a")
             self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=first_step)

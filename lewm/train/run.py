@@ -17,6 +17,7 @@ from lewm import checkpoint
 from lewm.checked import flat, to_dict
 from lewm.config import Config
 from lewm.errors import TrainingError
+from lewm.files import read_json, write_json
 from lewm.model.world_model import LeWM
 from lewm.retired import read_config
 from lewm.train.optim import load_optimizer_tensors, optimizer_tensors
@@ -65,15 +66,13 @@ class Run:
         """
         path = self.directory / "config.json"
         if path.is_file():
-            self._check_same_run(checkpoint.read_json(path), config, resume)
+            self._check_same_run(read_json(path), config, resume)
             return checkpoint.latest(self.checkpoints)
         if self.directory.exists() and any(self.directory.iterdir()):
             raise TrainingError(
                 f"{self.directory} is not empty and is not a training run. Choose another folder with --out."
             )
-        with checkpoint.disk_errors(self.directory):
-            self.directory.mkdir(parents=True, exist_ok=True)
-            checkpoint.write_json(path, to_dict(config))
+        write_json(path, to_dict(config))
         return None
 
     def _check_same_run(self, saved: dict[str, Any], config: Config, resume: str) -> None:
@@ -93,7 +92,7 @@ class Run:
         """Write the checkpoint of ``step`` completed steps, and remove all but the newest."""
         target = _checkpoint_folder(self.checkpoints, step)
         training = {"step": step, **progress}
-        run = checkpoint.read_json(self.directory / "config.json")
+        run = read_json(self.directory / "config.json")
 
         def fill(folder: Path) -> None:
             checkpoint.write_tensors(folder / OPTIMIZER, optimizer_tensors(state.optimizer, state.model))

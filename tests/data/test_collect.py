@@ -20,7 +20,7 @@ from lewm.data import collect as collect_module
 from lewm.data.collect import HELD_OUT_SEED, PART_EPISODES, CollectReport, collect, generate_episode
 from lewm.data.store import EpisodeStore
 from lewm.envs.registry import env_entry, make_env
-from lewm.errors import DataError, EnvError
+from lewm.errors import DataError, EnvError, FileError
 
 RESOLUTION = 14
 EPISODES = 2 * PART_EPISODES + 5
@@ -264,7 +264,7 @@ def test_two_writers_of_one_file_are_kept_apart(tmp_path: Path) -> None:
     out = tmp_path / "data.h5"
     with (tmp_path / "data.h5.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="Another process is collecting"):
+        with pytest.raises(FileError, match="Another process is collecting"):
             collect_tiny(out, 2)
     assert collect_tiny(out, 2).episodes == 2, "a lock file that nobody holds does not matter"
 

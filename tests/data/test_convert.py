@@ -21,7 +21,7 @@ from lewm.data.convert import convert, fit_frames
 from lewm.data.exchange import EpisodeSource
 from lewm.data.lerobot_writer import write_lerobot
 from lewm.data.store import EpisodeStore, write_episodes
-from lewm.errors import DataError
+from lewm.errors import DataError, FileError
 
 WriteTiny = Callable[..., Path]
 
@@ -249,7 +249,7 @@ def test_an_interruption_leaves_nothing(write_tiny: WriteTiny, tmp_path: Path, f
 @pytest.mark.parametrize("form", ["folder", "lerobot", "hdf5"])
 def test_a_place_that_cannot_be_written_is_named(write_tiny: WriteTiny, form: str) -> None:
     path = write_tiny([3])
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(FileError, match="cannot be written"):
         convert(path, path / "below", form)  # type: ignore[arg-type]
 
 
@@ -264,7 +264,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, form: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True
     )
-    assert "lewm.errors.DataError: new cannot be written" in done.stderr
+    assert "lewm.errors.FileError: new cannot be written" in done.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["noise.h5"]
 
 

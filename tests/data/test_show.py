@@ -13,7 +13,7 @@ from PIL import Image
 from lewm import cli
 from lewm.data.show import show
 from lewm.data.store import write_episodes
-from lewm.errors import DataError
+from lewm.errors import DataError, FileError
 from lewm.video import Mp4Reader
 
 WriteTiny = Callable[..., Path]
@@ -77,7 +77,7 @@ def test_a_missing_package_is_named(dataset: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_place_that_cannot_be_written_is_named(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(FileError, match="cannot be written"):
         show(dataset, 0, tmp_path / "file" / "film.gif")
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from lewm.data import chunks
 from lewm.data.store import EpisodeStore, merge_files, write_episodes
-from lewm.errors import DataError
+from lewm.errors import DataError, FileError
 
 WriteTiny = Callable[..., Path]
 
@@ -293,7 +293,7 @@ def test_a_full_disk_is_reported_and_changes_nothing(write_tiny: WriteTiny, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(DataError, match=r"tiny\.h5 cannot be written .*No space left.* MiB are free"):
+    with pytest.raises(FileError, match=r"tiny\.h5 cannot be written .*No space left.* MiB are free"):
         write_tiny([7])
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
@@ -305,13 +305,13 @@ def test_a_write_that_fails_within_hdf5_does_not_crash_the_process(tmp_path: Pat
 import resource, signal, sys
 import numpy as np
 from lewm.data.store import write_episodes
-from lewm.errors import DataError
+from lewm.errors import FileError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
 noise = np.random.default_rng(0).integers(0, 255, (100, 64, 64, 3), dtype=np.uint8)
 try:
     write_episodes(sys.argv[1], [{"pixels": noise, "action": np.zeros((100, 2), np.float32)}], {})
-except DataError as error:
+except FileError as error:
     sys.exit(f"refused: {error}")
 """
     command = [sys.executable, "-c", code, str(tmp_path / "data.h5")]

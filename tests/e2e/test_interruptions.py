@@ -17,6 +17,7 @@ import torch
 
 from lewm import checkpoint, cli
 from lewm.config import Config
+from lewm.files import read_json
 from lewm.train.logs import read_metrics
 from lewm.train.loop import train
 from lewm.train.run import OPTIMIZER
@@ -171,6 +172,6 @@ def test_an_evaluation_goes_on_after_every_kind_of_interruption(
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
     assert cli.run(evaluation(debug_run, tmp_path / "calm.json")) == 0
     assert "Going on from" not in capsys.readouterr().out
-    disturbed, undisturbed = (checkpoint.read_json(tmp_path / name) for name in ("result.json", "calm.json"))
+    disturbed, undisturbed = (read_json(tmp_path / name) for name in ("result.json", "calm.json"))
     assert disturbed.pop("times")["plans"] == undisturbed.pop("times")["plans"] == 80
     assert disturbed == undisturbed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lewm.errors import CheckpointError, DataError
+from lewm.errors import DataError, FileError
 from lewm.evaluate.results import compare
 from lewm.evaluate.stats import Comparison, Rate
 
@@ -76,7 +76,7 @@ def test_only_the_same_problems_can_be_compared(tmp_path: Path):
 
 def test_other_files_are_refused(tmp_path: Path):
     first, other = results_file(tmp_path / "a.json", A), tmp_path / "b.json"
-    with pytest.raises(CheckpointError, match=r"b\.json cannot be read"):
+    with pytest.raises(FileError, match=r"b\.json cannot be read"):
         compare(first, other)
     for text in ("{}", "[]", '{"episodes": [{"index": 0}]}'):
         other.write_text(text)

@@ -17,7 +17,7 @@ import pytest
 from lewm.data.collect import HELD_OUT_SEED, generate_episode
 from lewm.data.demonstrations import demonstrations_digest, load_demonstrations
 from lewm.envs.registry import make_env
-from lewm.errors import CheckpointError, ConfigError, EnvError
+from lewm.errors import ConfigError, EnvError, FileError
 from lewm.evaluate import manifest as manifest_module
 from lewm.evaluate.manifest import PACKAGED, TUNING_EPISODE, build_manifest, load_manifest
 from lewm.types import Demonstration, EpisodeSpec
@@ -327,7 +327,8 @@ def test_there_is_no_episode_before_the_first(tmp_path: Path):
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
-    with pytest.raises(CheckpointError, match=r"nowhere/pairs\.json cannot be written"):
+    (tmp_path / "nowhere").touch()
+    with pytest.raises(FileError, match=r"nowhere/pairs\.json cannot be written"):
         build_manifest("tworoom", 1, 25, tmp_path / "nowhere" / "pairs.json")
 
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 from lewm.config import preset
-from lewm.errors import CheckpointError
+from lewm.errors import FileError
 from lewm.evaluate import animation
 from lewm.evaluate.animation import episodes_gif
 from lewm.evaluate.policies import RandomPolicy
@@ -238,7 +238,7 @@ def test_a_failing_write_leaves_the_old_report(tmp_path: Path, evaluation: Evalu
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", fill_the_disk)
-    with pytest.raises(CheckpointError, match="disk is full"):
+    with pytest.raises(FileError, match="disk is full"):
         write_report(path, evaluation, METRICS, {})
     assert path.read_text() == "the old report"
     assert list(tmp_path.iterdir()) == [path]

@@ -22,7 +22,7 @@ from lewm import cli
 from lewm.config import Config, ModelConfig
 from lewm.data.stats import action_stats, recorded_actions
 from lewm.data.store import EpisodeStore
-from lewm.errors import CheckpointError
+from lewm.errors import CheckpointError, FileError
 from lewm.model.official import import_official
 from lewm.model.vit import IMAGENET_MEAN, IMAGENET_STD
 from lewm.model.world_model import LeWM
@@ -391,7 +391,7 @@ def test_files_that_are_missing_or_damaged_are_refused(small: Any, tmp_path: Pat
         import_official(tmp_path / "nothing.pt", config, out)
     with pytest.raises(CheckpointError, match="is missing"):
         import_official(tmp_path / "nothing.safetensors", config, out)
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(FileError, match="cannot be read"):
         import_official(weights, tmp_path / "nothing.json", out)
     whole = weights.read_bytes()
     for damaged in (b"", b"not a pickle", whole[: len(whole) // 2]):

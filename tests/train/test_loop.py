@@ -18,7 +18,8 @@ from lewm.config import Config
 from lewm.data.stats import background
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import split_episodes
-from lewm.errors import CheckpointError, DataError, TrainingError
+from lewm.errors import DataError, FileError, TrainingError
+from lewm.files import read_json, write_json
 from lewm.model.world_model import LeWM
 from lewm.train import step as step_module
 from lewm.train import trainer
@@ -370,7 +371,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", disk_full_after_first_checkpoint)
-        with pytest.raises(CheckpointError, match=r"disk is full.*step_0000008.*resume"):
+        with pytest.raises(FileError, match=r"disk is full.*step_0000008.*start again"):
             train(config)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_0000004"]
     train(config)
@@ -411,9 +412,9 @@ def test_a_stopped_run_with_muon_continues_to_the_same_weights(debug_config: Con
 def test_a_run_from_before_a_setting_existed_continues(debug_config: Config, undisturbed: Path, tmp_path: Path):
     config = with_training(debug_config, tmp_path / "run")
     train(config, monitor=Terminate(5))
-    document = checkpoint.read_json(tmp_path / "run" / "config.json")
+    document = read_json(tmp_path / "run" / "config.json")
     del document["train"]["fused"], document["train"]["compile"]
-    checkpoint.write_json(tmp_path / "run" / "config.json", document)
+    write_json(tmp_path / "run" / "config.json", document)
     assert train(config).steps == STEPS
     assert_same_run(tmp_path / "run", undisturbed)
 
