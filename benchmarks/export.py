@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lewm.config import preset
 from lewm.data.store import EpisodeStore
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
+from lewm.presets import preset
 
 CONTEXTS, SAMPLES, HORIZON = 64, 8, 5
 HEADER = ("rounded", "embedding, mean", "worst", "imagined, mean", "worst", "full size")
@@ -48,7 +48,7 @@ def rounded(model: LeWM, rule: Rule) -> LeWM:
 
 def outputs(model: LeWM, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Embeddings (N, D) of the frames and futures (B, S, H, D) imagined from them."""
-    z, history, size = model.encode(frames), model.history, model.config.block_dim
+    z, history, size = model.encode(frames), model.history, model.settings.block_dim
     noise = torch.Generator().manual_seed(0)
     past = torch.randn(CONTEXTS, history - 1, size, generator=noise)
     actions = torch.randn(CONTEXTS, SAMPLES, HORIZON, size, generator=noise)
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a trained model in float32")
     parser.add_argument("--data", type=Path, required=True, help="a dataset to take frames from")
     options = parser.parse_args()
-    model, full = LeWM.from_pretrained(options.model, device="cpu"), LeWM(preset("pusht").model)
+    model, full = LeWM.from_pretrained(options.model, device="cpu"), LeWM(preset("pusht").method)
     with EpisodeStore(options.data) as store:
         places = np.linspace(0, store.num_frames - 1, 400).astype(int)
         frames = torch.from_numpy(store.read_frames(store.frame_rows[places]))

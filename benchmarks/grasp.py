@@ -36,7 +36,7 @@ from lewm.evaluate.manifest import TUNING_EPISODE, build_manifest
 from lewm.evaluate.policies import PlanningPolicy
 from lewm.evaluate.runner import run_episodes
 from lewm.evaluate.stats import Rate
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.plan.cost import TotalCost, squared_distance
 from lewm.plan.mpc import Planner, Request
 from lewm.plan.noise import normal

@@ -26,7 +26,7 @@ from lewm.data.collect import HELD_OUT_SEED, generate_episode
 from lewm.envs.base import WorldEnv
 from lewm.envs.cube import CUBE_POSITION, EFFECTOR_POSITION, GRIPPER_CLOSED
 from lewm.envs.registry import make_env
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.rng import stream
 from lewm.types import Array
 

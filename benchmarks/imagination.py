@@ -21,7 +21,7 @@ import tyro
 from lewm.envs.base import WorldEnv
 from lewm.envs.registry import make_env
 from lewm.evaluate.manifest import load_manifest
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.plan.icem import colour, colouring_matrix
 from lewm.types import Array, EpisodeSpec
 

@@ -15,7 +15,7 @@ import torch
 import tyro
 
 from lewm.data.collect import HELD_OUT_SEED, generate_episode
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 
 BLOCKS = (1, 2, 3, 4, 5, 7, 10)
 FRAMES = 16  # of each episode

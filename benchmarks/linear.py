@@ -18,7 +18,7 @@ import tyro
 from noticed import embed, held_out_states
 
 from lewm.envs.registry import make_env
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.types import Array
 
 PENALTIES = (1.0, 10.0, 100.0, 1000.0, 10_000.0)

@@ -19,7 +19,7 @@ import tyro
 from lewm.data.collect import HELD_OUT_SEED, generate_episode
 from lewm.envs.base import WorldEnv
 from lewm.envs.registry import make_env
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.types import Array
 
 FIRST_EPISODE = 50_000  # held-out, and no pair's

@@ -21,7 +21,7 @@ import tyro
 
 from lewm.data.collect import generate_episode
 from lewm.data.demonstrations import load_demonstrations
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.types import Array
 
 

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lewm.config import preset
+from lewm.presets import preset
 
 RATE = "planning with the world model"
 

@@ -32,10 +32,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from lewm.config import Config, EncoderConfig, ModelConfig, PredictorConfig, SigregConfig, preset
+from lewm.config import Config, EncoderConfig, PredictorConfig
 from lewm.data.collect import collect
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import Windows, split_episodes
+from lewm.methods.lewm import LeWMConfig, SigregConfig
+from lewm.presets import preset
 from lewm.train.distributed import SINGLE
 from lewm.train.loop import prepare
 from lewm.train.trainer import Trainer, TrainingMonitor
@@ -49,12 +51,12 @@ Row = tuple[str, dict[str, float]]  # its name and what was measured
 
 def benchmark_config(size: str, device: str, folder: Path, batch_size: int | None) -> Config:
     """The full-size network on whole frames, or a model that two CPU cores can train."""
-    config = replace(preset("tworoom"), model=ModelConfig())
+    config = replace(preset("tworoom"), model=LeWMConfig())
     if size == "compact":
         encoder = EncoderConfig(image_size=112, depth=4, heads=2, width=96, mlp_width=384)
         predictor = PredictorConfig(depth=2, heads=4, head_width=32, mlp_width=384)
-        model = ModelConfig(encoder, predictor, embed_dim=96, projector_width=384)
-        config = replace(config, model=model, sigreg=SigregConfig(directions=256))
+        model = LeWMConfig(encoder, predictor, embed_dim=96, projector_width=384)
+        config = replace(config, method=model, sigreg=SigregConfig(directions=256))
     default = 128 if size == "full" else 16
     train = replace(config.train, batch_size=batch_size or default, steps=1_000_000, coarse_steps=0)
     return replace(config, device=device, data=folder / "data.h5", out=folder / "run", train=train)
@@ -63,7 +65,7 @@ def benchmark_config(size: str, device: str, folder: Path, batch_size: int | Non
 def step_flops(config: Config) -> float:
     """Floating-point operations of a step's matrix products; backward is twice forward. As the method is written down:
     what we leave out of the encoder's last layer counts as done."""
-    e, p, m = config.model.encoder, config.model.predictor, config.model
+    e, p, m = config.method.encoder, config.method.predictor, config.method
     tokens = (e.image_size // e.patch_size) ** 2 + 1
     layer = 2 * tokens * e.width * (4 * e.width + 2 * e.mlp_width) + 4 * tokens**2 * e.width
     image = e.depth * layer + 2 * (tokens - 1) * 3 * e.patch_size**2 * e.width
@@ -77,7 +79,7 @@ def step_flops(config: Config) -> float:
 # -- the public recipe ------------------------------------------------------------------------------------------------
 
 
-def public_network(config: ModelConfig) -> nn.Module:
+def public_network(config: LeWMConfig) -> nn.Module:
     """The public network in the sizes of ``config``, for training."""
     from transformers import ViTConfig, ViTModel
 
@@ -110,8 +112,8 @@ class PublicStep:
     def __init__(self, config: Config, device: torch.device) -> None:
         torch.manual_seed(0)
         self.config, self.device = config, device
-        self.network = public_network(config.model).to(device).train()
-        self.sigreg = peer.load("wm.loss").SIGReg(config.sigreg.knots, config.sigreg.directions).to(device)
+        self.network = public_network(config.method).to(device).train()
+        self.sigreg = peer.load("wm.loss").SIGReg(config.method.sigreg.knots, config.method.sigreg.directions).to(device)
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=5e-5, weight_decay=1e-3)
         self.mean = torch.tensor([0.485, 0.456, 0.406], device=device).view(3, 1, 1)
         self.std = torch.tensor([0.229, 0.224, 0.225], device=device).view(3, 1, 1)
@@ -155,7 +157,7 @@ def hdf5_windows(config: Config) -> HDF5Windows:
     """The training windows, in a file as the public writer makes it."""
     store = EpisodeStore(config.data)  # type: ignore[arg-type]
     train_ids, _ = split_episodes(store.num_episodes, config.loader.val_fraction, config.loader.split_seed)
-    windows = Windows(store, None, train_ids, config.model.history, config.model.frame_skip)  # type: ignore[arg-type]
+    windows = Windows(store, None, train_ids, config.method.history, config.method.frame_skip)  # type: ignore[arg-type]
     path = Path(config.data or "").with_name("public.h5")
     if not path.exists():
         with h5py.File(store.path) as ours, h5py.File(path, "w") as public:
@@ -249,8 +251,8 @@ def variants(config: Config, arguments: argparse.Namespace) -> dict[str, Config]
     for cache in arguments.cache[1:]:
         found[f"ours, frames: {cache}"] = replace(config, loader=replace(config.loader, cache=cache))
     for kept in arguments.kept_patches:
-        encoder = replace(config.model.encoder, kept_patches=kept)
-        found[f"ours, {kept} patches kept"] = replace(config, model=replace(config.model, encoder=encoder))
+        encoder = replace(config.method.encoder, kept_patches=kept)
+        found[f"ours, {kept} patches kept"] = replace(config, method=replace(config.method, encoder=encoder))
     return found
 
 
@@ -322,14 +324,14 @@ def main() -> None:
         fast = {"compile": arguments.compile, "attention": arguments.attention, "optimizer": arguments.optimizer}
         train = replace(config.train, **fast, cuda_graph=not arguments.no_cuda_graph, fused=not arguments.no_fused)
         config = replace(config, train=train, loader=replace(config.loader, cache=arguments.cache[0]))
-        collect(config.env, folder / Path("data.h5"), arguments.episodes, config.model.encoder.image_size, 0)
+        collect(config.env, folder / Path("data.h5"), arguments.episodes, config.method.encoder.image_size, 0)
         public = iter(()) if arguments.no_public else public_rows(config, arguments, device)
         rows = {}
         for name, row in itertools.chain(our_rows(config, arguments, device), public):
             # At once: what stops a long comparison shall not cost the rest of it.
             print(f"-> {name}: {row['ms']:.1f} ms, {row['gib']:.2f} GiB", flush=True)
             rows[name] = row
-    images, flops = config.train.batch_size * (config.model.history + 1), step_flops(config)
+    images, flops = config.train.batch_size * (config.method.history + 1), step_flops(config)
     print(f"\n{arguments.size} model, batch {config.train.batch_size}, {flops / 1e12:.2f} TFLOP a step, {device}")
     print(f"{'':30s}{'ms/step':>10s}{'images/s':>10s}{'TFLOP/s':>9s}{'of 989':>8s}{'GiB':>7s}{'ratio':>7s}")
     ours = rows[OURS]["ms"]

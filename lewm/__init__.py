@@ -1,6 +1,6 @@
 """LeWorldModel: learn a latent world model from pixels and actions, and plan in it.
 
-    model = lewm.LeWM.from_pretrained("runs/demo/training")
+    model = lewm.load("runs/demo/training")
     planner = lewm.Planner(model)
     plan = planner.plan(context, goal)
 
@@ -16,21 +16,24 @@ import lewm.envs  # noqa: F401  (registers the Gymnasium ids; imports no simulat
 from lewm.version import __version__
 
 if TYPE_CHECKING:
-    from lewm.config import Config, PlanConfig, preset
+    from lewm.config import Config, PlanConfig
     from lewm.data.collect import collect
     from lewm.envs.registry import make_env, register_env
-    from lewm.model.world_model import LeWM
+    from lewm.methods.files import load
+    from lewm.methods.lewm import LeWM
     from lewm.plan.mpc import Planner
     from lewm.plan.tuned import tuned_plan
+    from lewm.presets import preset
 
 _HOMES = {
     "Config": "lewm.config",
-    "LeWM": "lewm.model.world_model",
+    "LeWM": "lewm.methods.lewm",
     "PlanConfig": "lewm.config",
     "Planner": "lewm.plan.mpc",
     "collect": "lewm.data.collect",
+    "load": "lewm.methods.files",
     "make_env": "lewm.envs.registry",
-    "preset": "lewm.config",
+    "preset": "lewm.presets",
     "register_env": "lewm.envs.registry",
     "tuned_plan": "lewm.plan.tuned",
 }
@@ -42,6 +45,7 @@ __all__ = [
     "Planner",
     "__version__",
     "collect",
+    "load",
     "make_env",
     "preset",
     "register_env",

@@ -47,9 +47,10 @@ class Checked:
         if not ok:
             raise ConfigError(f"{self._named(name)} must be {wanted}, got {getattr(self, name)}.")
 
-    def _check_positive(self, *names: str) -> None:
+    def _check_positive(self, *names: str, most: float = LARGEST) -> None:
         for name in names:
             self._require(getattr(self, name) > 0, name, "positive")
+            self._require(getattr(self, name) <= most, name, f"at most {most:,}")
 
     def _check_kind(self, name: str, value: Any, hint: Any) -> None:
         """Type, finiteness and size of one setting."""
@@ -134,6 +135,8 @@ def from_dict(cls: type[T], values: Any, where: str = "") -> T:
             value = from_dict(typing.cast(type, hints[name]), value, f"{where}{name}.")
         elif Path in typing.get_args(hints[name]) and isinstance(value, str):
             value = Path(value)
+        elif isinstance(value, list):  # as JSON has tuples
+            value = tuple(value)
         kwargs[name] = value
     return cls(**kwargs)
 

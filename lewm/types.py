@@ -142,7 +142,7 @@ class DataFacts:
 
     actions: statistics of primitive actions.  recorded: raw sequences, float32 (N, T, action_dim), for planners to try.
     background: uint8 (R, R, 3), a frame without what moves.  digest: of the dataset's content.  episodes: how many.
-    environment: the Gymnasium id of their world.
+    environment: the Gymnasium id of their world.  encoder: digest of the frozen encoder whose features were seen.
     """
 
     actions: ActionStats | None = None
@@ -151,16 +151,31 @@ class DataFacts:
     digest: str | None = None
     episodes: int | None = None
     environment: str | None = None
+    encoder: str | None = None
 
 
 class Peers(Protocol):
     """Who shares a batch. count: how many; each holds an equal part of it."""
 
-    count: int
+    @property
+    def count(self) -> int: ...
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         """The mean of a tensor over all of them, differentiable."""
         ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A batch that nobody shares."""
+
+    count: int = 1
+
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+ALONE = Alone()
 
 
 @dataclass(frozen=True)
@@ -256,7 +271,7 @@ EncoderFunction: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 
 class WorldModel(Protocol):
-    """What a planner needs of a model; ``lewm.LeWM`` is one."""
+    """What a planner needs of a model; ``lewm.LeWM`` is one. ``Method`` has what is not its own."""
 
     history: int
     frame_skip: int
@@ -270,6 +285,7 @@ class WorldModel(Protocol):
     def planning_rollout(self, precision: str, differentiable: bool) -> RolloutFunction: ...
     def normalise_actions(self, raw: torch.Tensor) -> torch.Tensor: ...
     def denormalise_actions(self, blocks: torch.Tensor) -> torch.Tensor: ...
+    def rollout_flops(self, context: int, horizon: int) -> int: ...
 
 
 # What a solver minimises: z-scored candidate plans (B, S, H, A) in, costs (B, S) out.

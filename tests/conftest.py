@@ -20,9 +20,10 @@ if HAS_AVX512:
 import pytest
 import torch
 
-from lewm.config import Config, preset
+from lewm.config import Config
 from lewm.data.collect import collect
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
+from lewm.presets import preset
 from lewm.train.loop import train
 
 # The tensors are small and the tests run in parallel processes: more threads would only get in each other's way.

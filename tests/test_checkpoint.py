@@ -22,17 +22,17 @@ from safetensors.torch import load_file, save_file
 
 import lewm
 from lewm import checkpoint
-from lewm.config import preset
 from lewm.errors import CheckpointError, FileError
-from lewm.model.world_model import LeWM
-from lewm.types import ActionStats
+from lewm.methods.lewm import LeWM
+from lewm.presets import preset
+from lewm.types import ActionStats, DataFacts
 
 STATS = ActionStats(mean=(0.25, -1.5), std=(2.0, 0.125))
 
 
 def random_model(seed: int = 0) -> LeWM:
     torch.manual_seed(seed)
-    return LeWM(preset("debug").model, STATS).eval()
+    return LeWM(preset("debug").method, DataFacts(STATS)).eval()
 
 
 def same_weights(a: LeWM, b: LeWM) -> bool:
@@ -81,14 +81,14 @@ def test_a_loaded_model_is_the_saved_one(tmp_path: Path) -> None:
     assert torch.equal(loaded.encode(frames), z)
     assert torch.equal(loaded.rollout(z, past, actions), model.rollout(z, past, actions))
     assert loaded.action_stats == STATS
-    assert loaded.config == model.config
+    assert loaded.config == model.settings
     assert not loaded.training
     assert json.loads((tmp_path / "model" / "config.json").read_text())["note"] == "kept"
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
 
 
 def test_a_model_without_statistics_loads_without_them(tmp_path: Path) -> None:
-    LeWM(preset("debug").model).save_pretrained(tmp_path)
+    LeWM(preset("debug").method).save_pretrained(tmp_path)
     assert load(tmp_path).action_stats is None
 
 
@@ -329,7 +329,7 @@ def hub(saved: Path) -> Iterator[Hub]:
 FETCH = """
 import sys
 from lewm.errors import CheckpointError
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 for repo in sys.argv[2:]:
     try:
         LeWM.from_pretrained(repo, device="cpu").save_pretrained(sys.argv[1])

@@ -17,9 +17,10 @@ from PIL import Image
 from lewm import cli
 from lewm.checked import to_dict
 from lewm.cli import VERBS
-from lewm.config import PRESETS, Config, preset
+from lewm.config import Config
 from lewm.evaluate.manifest import build_manifest
 from lewm.plan.tuned import tuned_plan
+from lewm.presets import PRESETS, preset
 from lewm.version import __version__
 
 
@@ -85,7 +86,7 @@ def test_version(lewm: Lewm):
         (["demo", "--help"], "--fresh"),
         (["collect", "--help"], "--episodes"),
         (["train", "--help"], "PRESET is one of debug, demo, tworoom"),
-        (["train", "debug", "--help"], "--model.encoder.depth"),
+        (["train", "debug", "--help"], "--method.encoder.depth"),
         (["train", "debug", "--help"], "--resume"),
         (["eval", "--help"], "CHECKPOINT"),
         (["compare", "--help"], "episode by episode"),
@@ -143,7 +144,7 @@ def test_mistakes_are_explained(
     ("arguments", "nearest"),
     [
         (["train", "debug", "--train.stepz", "3"], "--train.steps"),
-        (["train", "debug", "--model.encoder.dept", "3"], "--model.encoder.depth"),
+        (["train", "debug", "--method.encoder.dept", "3"], "--method.encoder.depth"),
         (["collect", "tworoom", "--episode", "3"], "--episodes"),
     ],
 )
@@ -279,7 +280,7 @@ def test_training_and_the_demo_do_not_meet(lewm: Lewm, tmp_path: Path, monkeypat
     report.write_text("of a demo")
     collecting = ("collect", "tworoom", "--episodes", 8, "--resolution", 28, "--workers", 1)
     assert lewm(*collecting).status == 0
-    tiny = ("--model.encoder.image-size", 28, "--train.steps", 1, "--train.batch-size", 8, "--device", "cpu")
+    tiny = ("--method.encoder.image-size", 28, "--train.steps", 1, "--train.batch-size", 8, "--device", "cpu")
     answer = lewm("train", "demo", "--data", "data/tworoom.h5", *tiny)
     assert (answer.status, answer.err) == (0, "")
     assert "checkpoint: runs/train_demo/checkpoints/step_0000001" in answer.out

@@ -12,34 +12,32 @@ import pytest
 
 from lewm.checked import from_dict, to_dict
 from lewm.config import (
-    PRESETS,
     CollectConfig,
     Config,
     EncoderConfig,
     EvalConfig,
     IcemConfig,
     LoaderConfig,
-    ModelConfig,
     PlanConfig,
     PredictorConfig,
-    SigregConfig,
     TrainConfig,
-    preset,
 )
 from lewm.errors import ConfigError
+from lewm.methods.lewm import LeWMConfig, SigregConfig
+from lewm.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_fit_together(name: str):
     config = preset(name)
-    assert config.collect.resolution == config.model.encoder.image_size
-    assert config.plan.horizon * config.model.frame_skip <= config.eval.budget
+    assert config.collect.resolution == config.method.encoder.image_size
+    assert config.plan.horizon * config.method.frame_skip <= config.eval.budget
     assert config.train.warmup_steps < config.train.steps
 
 
 def test_the_defaults_are_the_papers_configuration():
     config = Config()
-    encoder, predictor = config.model.encoder, config.model.predictor
+    encoder, predictor = config.method.encoder, config.method.predictor
     assert (encoder.image_size, encoder.patch_size, encoder.depth, encoder.heads, encoder.width) == (
         224,
         14,
@@ -48,8 +46,12 @@ def test_the_defaults_are_the_papers_configuration():
         192,
     )
     assert (predictor.depth, predictor.heads, predictor.dropout) == (6, 16, 0.1)
-    assert (config.model.embed_dim, config.model.history, config.model.frame_skip) == (192, 3, 5)
-    assert (config.sigreg.weight, config.sigreg.directions, config.sigreg.knots) == (0.09, 1024, 17)
+    assert (config.method.embed_dim, config.method.history, config.method.frame_skip) == (192, 3, 5)
+    assert (config.method.sigreg.weight, config.method.sigreg.directions, config.method.sigreg.knots) == (
+        0.09,
+        1024,
+        17,
+    )
     assert (config.train.batch_size, config.train.lr, config.train.weight_decay) == (128, 5e-5, 1e-3)
     assert (config.plan.samples, config.plan.elites, config.plan.iterations) == (300, 30, 30)
     assert (config.eval.episodes, config.eval.budget) == (50, 50)
@@ -94,8 +96,8 @@ def test_an_unknown_field_names_the_nearest(values: dict[str, Any], message: str
         (lambda: EncoderConfig(heads=5), "model.encoder.width"),
         (lambda: PredictorConfig(dropout=1.0), "model.predictor.dropout"),
         (lambda: PredictorConfig(heads=-1), "model.predictor.heads"),
-        (lambda: ModelConfig(history=0), "model.history"),
-        (lambda: ModelConfig(action_bottleneck=0), "model.action_bottleneck"),
+        (lambda: LeWMConfig(history=0), "model.history"),
+        (lambda: LeWMConfig(action_bottleneck=0), "model.action_bottleneck"),
         (lambda: SigregConfig(weight=-0.1), "sigreg.weight"),
         (lambda: SigregConfig(knots=1), "sigreg.knots"),
         (lambda: PlanConfig(solver="icem", icem=IcemConfig(recorded=31)), "plan.icem.recorded"),

@@ -20,15 +20,16 @@ from safetensors.torch import load_file
 
 from lewm import checkpoint, cli, describe
 from lewm.checked import from_dict
-from lewm.config import Config, IcemConfig, PlanConfig, preset
+from lewm.config import Config, IcemConfig, PlanConfig
 from lewm.data.store import EpisodeStore
 from lewm.errors import CheckpointError, DataError
 from lewm.evaluate.runner import evaluate
 from lewm.export.card import CARD, _planner
 from lewm.export.commands import collect_command, eval_command, train_command
 from lewm.export.writer import export_run
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.plan.mpc import Planner
+from lewm.presets import preset
 from lewm.train.loop import train
 
 
@@ -74,8 +75,8 @@ def test_matrices_are_bf16_and_everything_else_is_exact(exported: Path, debug_mo
 
 
 def test_a_background_is_exported_as_it_is(debug_config: Config, tmp_path: Path) -> None:
-    encoder = replace(debug_config.model.encoder, kept_patches=3)
-    config = replace(debug_config, model=replace(debug_config.model, encoder=encoder), out=tmp_path / "run")
+    encoder = replace(debug_config.method.encoder, kept_patches=3)
+    config = replace(debug_config, method=replace(debug_config.method, encoder=encoder), out=tmp_path / "run")
     trained = train(config).model
     out = export_run(tmp_path / "run", tmp_path / "toy")
     assert torch.equal(load(out).encoder.background, trained.encoder.background)
@@ -120,7 +121,7 @@ def test_two_loads_give_the_same_plan(exported: Path) -> None:
 
 
 def test_a_full_size_model_takes_36_megabytes(tmp_path: Path) -> None:
-    LeWM(preset("pusht").model).save_pretrained(tmp_path / "model")
+    LeWM(preset("pusht").method).save_pretrained(tmp_path / "model")
     out = export_run(tmp_path / "model", tmp_path / "toy")
     assert 36.0e6 < (out / checkpoint.WEIGHTS).stat().st_size < 36.5e6
     card = (out / CARD).read_text()
@@ -285,7 +286,7 @@ def test_the_command_of_a_training_repeats_it(name: str) -> None:
         data=Path("data/some file.h5"),
         out=Path("runs/x"),
         train=replace(base.train, steps=77, cuda_graph=False, schedule_steps=900),
-        model=replace(base.model, embed_dim=48),
+        method=replace(base.method, embed_dim=48),
         plan=replace(base.plan, warm_start=True),
     )
     lewm, verb, given, *options = shlex.split(train_command(changed))
@@ -338,7 +339,7 @@ def test_models_have_names(named: Path) -> None:
 
 
 def test_a_folder_is_preferred_to_a_name(named: Path) -> None:
-    LeWM(preset("debug").model).save_pretrained("toy")
+    LeWM(preset("debug").method).save_pretrained("toy")
     assert checkpoint.resolve("toy") == Path("toy")
     shutil.rmtree("toy")
     assert checkpoint.resolve("toy") == named
@@ -402,7 +403,7 @@ def test_a_script_goes_from_data_to_card_and_does_nothing_twice(tmp_path: Path) 
     assert again.count("Results: ") == 1
     assert "collect" not in again
     assert "Continuing" in again
-    assert load(tmp_path / "toy").config == preset("debug").model
+    assert load(tmp_path / "toy").config == preset("debug").method
 
 
 def test_the_verb(debug_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

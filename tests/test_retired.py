@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from lewm.checked import flat, from_dict, to_dict
-from lewm.config import Config, IcemConfig, preset
+from lewm.config import Config, IcemConfig
 from lewm.errors import ConfigError
+from lewm.presets import preset
 from lewm.retired import MOVED, RETIRED, RETIRED_VALUES, advice, changed, current, read_config
 
 

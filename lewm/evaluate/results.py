@@ -69,7 +69,7 @@ class Evaluation:
         """Write everything but the states as JSON, atomically. folder: of the model's files, if it has any."""
         model = folder and {
             "path": str(folder),
-            "weights_sha256": checkpoint.load_document(folder).get("weights_sha256"),
+            "weights_sha256": checkpoint.load_document(folder)["files"].get(checkpoint.WEIGHTS),
         }
         document = {
             "versions": versions(),

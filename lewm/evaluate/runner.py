@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
-from lewm import checkpoint
 from lewm.checked import to_dict
 from lewm.config import Config
 from lewm.envs.registry import EnvEntry, env_entry
@@ -30,9 +30,10 @@ from lewm.evaluate.policies import Episode, PlanningPolicy, Policy, RandomPolicy
 from lewm.evaluate.results import Evaluation, Times, versions
 from lewm.evaluate.worker import ProcessWorlds
 from lewm.evaluate.worlds import LocalWorlds, Order, Setting, Worlds
-from lewm.model.world_model import LeWM
+from lewm.methods.base import Method
+from lewm.methods.files import identity
 from lewm.plan.mpc import Planner
-from lewm.types import EpisodeResult, EpisodeSpec, ProgressCallback
+from lewm.types import EpisodeResult, EpisodeSpec, ProgressCallback, WorldModel
 
 
 def run_episodes(
@@ -85,20 +86,25 @@ def run_episodes(
 
 
 def evaluate(
-    model: LeWM, config: Config, on_progress: ProgressCallback | None = None, notes: Notes | None = None
+    model: Method,
+    config: Config,
+    on_progress: ProgressCallback | None = None,
+    notes: Notes | None = None,
+    elsewhere: bool = False,
 ) -> Evaluation:
     """Evaluate a model on its environment's manifest with the settings of ``config``.
 
     Uses config.env, .seed, .plan and .eval; frames are rendered at the model's resolution. What cannot work is refused
-    before anything starts. notes: what ``open_journal`` gives, for an evaluation that may be interrupted.
+    before anything starts. notes: what ``open_journal`` gives, for an evaluation that may be interrupted. elsewhere:
+    whether ``config.env`` may be another world than the one that the model was trained in.
     """
     entry = env_entry(config.env)
-    _check_fit(model, config, entry)
+    _check_fit(model, config, entry, elsewhere)
     manifest = load_manifest(config.env, config.eval.manifest)
     specs = manifest.first(config.eval.episodes)
-    planner = Planner(model, config=config.plan)
+    planner = Planner(cast(WorldModel, model), config=config.plan)
     policy = PlanningPolicy(planner, config.seed, notes)
-    shared = {
+    shared: dict[str, Any] = {
         "resolution": model.image_size,
         "frame_skip": model.frame_skip,
         "budget": config.eval.budget,
@@ -118,18 +124,17 @@ def evaluate(
     return Evaluation(config, manifest.goal_offset, tuple(results), tuple(random_results), times, _device_name(model))
 
 
-def open_journal(out: Path, model: LeWM, config: Config) -> Journal:
+def open_journal(out: Path, model: Method, config: Config) -> Journal:
     """The notes of an evaluation whose results will be the file ``out``: OUT.partial, beside it.
 
     Close it whatever happens, and remove it when ``out`` is written.
     """
     specs = load_manifest(config.env, config.eval.manifest).first(config.eval.episodes)
     pairs = json.dumps([[spec.index, spec.start, spec.goal] for spec in specs])
-    weights = model.state_dict() | ({} if model.recorded_actions is None else {"recorded": model.recorded_actions})
     question = {
         "versions": versions(),
         "device": _device_name(model),
-        "weights": checkpoint.weights_digest(weights),
+        "model": identity(model),
         "environment": env_entry(config.env).gym_id,
         "pairs": hashlib.sha256(pairs.encode()).hexdigest(),
         "seed": config.seed,
@@ -139,7 +144,7 @@ def open_journal(out: Path, model: LeWM, config: Config) -> Journal:
     return Journal(out.with_name(f"{out.name}.partial"), question)
 
 
-def _device_name(model: LeWM) -> str:
+def _device_name(model: Method) -> str:
     return torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else str(model.device)
 
 
@@ -161,7 +166,13 @@ def _group_size(batch_size: int, entry: EnvEntry, episodes: int) -> int:
     return min(batch_size, -(-episodes // 2)) if entry.slow else batch_size
 
 
-def _check_fit(model: LeWM, config: Config, entry: EnvEntry) -> None:
+def _check_fit(model: Method, config: Config, entry: EnvEntry, elsewhere: bool) -> None:
+    world = model.facts.environment
+    if world is not None and not elsewhere and env_entry(world) != entry:
+        raise PlanningError(
+            f"The model was trained in {world}, and {entry.gym_id} is another world. Say so with elsewhere=True "
+            "(--env on the command line) if that is what you mean."
+        )
     if entry.action_dim != model.action_dim:
         raise PlanningError(
             f"{entry.gym_id} has {entry.action_dim}-dimensional actions, but the model was trained with "

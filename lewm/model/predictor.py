@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lewm.config import ModelConfig, PredictorConfig
+from lewm.config import JEPAConfig, PredictorConfig
 
 
 class ActionEmbedder(nn.Module):
@@ -85,7 +85,7 @@ class AdaLNBlock(nn.Module):
 class Predictor(nn.Module):
     """Embeddings and embedded actions (B, T, D), T <= history -> raw predictions (B, T, D)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: JEPAConfig) -> None:
         super().__init__()
         self.positions = nn.Parameter(torch.randn(1, config.history, config.embed_dim))
         self.blocks = nn.ModuleList(

@@ -1,4 +1,4 @@
-"""The rollout of a world model, arranged for planning: the numbers of ``LeWM.rollout`` for less work.
+"""The rollout of a world model, arranged for planning: the numbers of ``JEPA.rollout`` for less work.
 
 A planner rolls out hundreds of candidates from one context, over and over. Compared with calling the predictor on
 every window, this code
@@ -30,8 +30,9 @@ from torch import nn
 from lewm.errors import PlanningError
 
 if TYPE_CHECKING:
+    from lewm.model.jepa import JEPA
     from lewm.model.predictor import AdaLNBlock
-    from lewm.model.world_model import LeWM, Projector
+    from lewm.model.projector import Projector
 
 _Affine = tuple[torch.Tensor, torch.Tensor]  # weight and bias
 _KeyValue = tuple[torch.Tensor, torch.Tensor]  # of one token (B, S or 1, h, w)
@@ -57,7 +58,7 @@ class FastRollout:
         dtype: of the arithmetic; float32 gives the model's own predictions to rounding.
     """
 
-    def __init__(self, model: LeWM, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: JEPA, dtype: torch.dtype = torch.float32) -> None:
         if model.training:
             raise PlanningError("A rollout needs the model in evaluation mode. Call model.eval() first.")
         self.history = model.history
@@ -77,7 +78,7 @@ class FastRollout:
             self._project = _cast(_fold_norm(model.predictor.norm, *hidden), dtype), _cast(out, dtype)
 
     def __call__(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor:
-        """Predictions (B, S, H, D) in float32; arguments as for ``LeWM.rollout``."""
+        """Predictions (B, S, H, D) in float32; arguments as for ``JEPA.rollout``."""
         context, horizon = z_BTD.shape[1], actions_BSHA.shape[2]
         z = [z_BTD[:, t, None].to(self.dtype) for t in range(context)]
         shared, own = self._modulate(past_BTA.transpose(0, 1).unsqueeze(2)), self._modulate(actions_BSHA.movedim(2, 0))

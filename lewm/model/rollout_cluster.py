@@ -25,7 +25,7 @@ from lewm.model.rollout_triton import TritonRollout, _Linear
 from lewm.model.rollout_triton import supports as triton_supports
 
 if TYPE_CHECKING:
-    from lewm.model.world_model import LeWM
+    from lewm.model.jepa import JEPA
 
 # As in the source of the kernel.
 BLOCKS, WARPS, HISTORY, LAYERS = 8, 8, 3, 6
@@ -46,9 +46,9 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def supports(model: LeWM) -> bool:
+def supports(model: JEPA) -> bool:
     """Whether the kernel fits this model and the GPU it is on."""
-    config = model.config
+    config = model.settings
     width, hidden = config.predictor.heads * config.predictor.head_width, config.predictor.mlp_width
     return (
         triton_supports(model)
@@ -61,7 +61,7 @@ def supports(model: LeWM) -> bool:
 class ClusterRollout(TritonRollout):
     """Rolls out candidate plans with a frozen copy of a model's weights in bf16, on a GPU that ``supports`` accepts."""
 
-    def __init__(self, model: LeWM) -> None:
+    def __init__(self, model: JEPA) -> None:
         super().__init__(model, torch.bfloat16)
         self._kernel = CudaKernel(Path(__file__).with_suffix(".cu"), "rollout", 32 * WARPS, SHARED_BYTES)
         # Perhaps 15 on an H200: of its 132 multiprocessors, clusters can only use those that come in groups of 8.
@@ -71,7 +71,7 @@ class ClusterRollout(TritonRollout):
 
     @torch.no_grad()
     def __call__(self, z_BTD: Tensor, past_BTA: Tensor, actions_BSHA: Tensor) -> Tensor:
-        """Predictions (B, S, H, D) in float32; arguments as for ``LeWM.rollout``."""
+        """Predictions (B, S, H, D) in float32; arguments as for ``JEPA.rollout``."""
         b, s, horizon, _ = actions_BSHA.shape
         waves = math.ceil(b * s / (self._at_once * MOST_PER_CLUSTER))
         if waves > MOST_WAVES:

@@ -50,7 +50,7 @@ from lewm.model.rollout_kernels import (
 )
 
 if TYPE_CHECKING:
-    from lewm.model.world_model import LeWM
+    from lewm.model.jepa import JEPA
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def choose_tiling(kernel: Kernel, rows: int) -> Tiling:
     return next(tiling for most, tiling in _TILINGS[kernel] if rows <= most)
 
 
-def supports(model: LeWM) -> bool:
+def supports(model: JEPA) -> bool:
     """Whether the kernels fit this model and the GPU it is on; their tiles fill the shared memory of a Hopper."""
-    config = model.config
+    config = model.settings
     return (
         triton is not None
         and is_hopper(model.device)
@@ -162,7 +162,7 @@ class TritonRollout(FastRollout):
 
     def __init__(
         self,
-        model: LeWM,
+        model: JEPA,
         dtype: torch.dtype = torch.bfloat16,
         tiling: Callable[[Kernel, int], Tiling] = choose_tiling,
         fused_rows: int = 4000,
@@ -190,7 +190,7 @@ class TritonRollout(FastRollout):
 
     @torch.no_grad()
     def __call__(self, z_BTD: Tensor, past_BTA: Tensor, actions_BSHA: Tensor) -> Tensor:
-        """Predictions (B, S, H, D) in float32; arguments as for ``LeWM.rollout``."""
+        """Predictions (B, S, H, D) in float32; arguments as for ``JEPA.rollout``."""
         b, s, horizon, _ = actions_BSHA.shape
         context = z_BTD.shape[1]
         z_BSHD = z_BTD.new_zeros(b, s, horizon + 1, WIDTH, dtype=torch.float32)

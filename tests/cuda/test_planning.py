@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from lewm.config import EncoderConfig, IcemConfig, ModelConfig, PlanConfig, ScheduleName
-from lewm.model.world_model import LeWM
+from lewm.config import EncoderConfig, IcemConfig, PlanConfig, ScheduleName
+from lewm.methods.lewm import LeWM, LeWMConfig
 from lewm.plan.mpc import Planner, Request
-from lewm.types import ActionStats, Context
+from lewm.types import ActionStats, Context, DataFacts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -20,7 +20,7 @@ CONFIG = PlanConfig(samples=64, elites=8, iterations=6, precision="float32")
 def model() -> LeWM:
     """The full-size predictor behind a small encoder, with weights that make plans matter."""
     torch.manual_seed(0)
-    model = LeWM(ModelConfig(EncoderConfig(image_size=28, depth=1)), ActionStats((0.1, -0.2), (0.8, 0.9)))
+    model = LeWM(LeWMConfig(EncoderConfig(image_size=28, depth=1)), DataFacts(ActionStats((0.1, -0.2), (0.8, 0.9))))
     for name, parameter in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(parameter, std=0.05)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from lewm.train.objective import Losses
 
 from lewm.config import Config
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.train.distributed import SINGLE
 from lewm.train.logs import read_metrics
 from lewm.train.loop import prepare, train
-from lewm.train.objective import Losses
 from lewm.train.optim import learning_rate, make_optimizer, set_learning_rate
 from lewm.train.step import PLAIN_STEPS, CapturedStep, StepResult
 from lewm.train.trainer import SilentMonitor
@@ -58,8 +58,8 @@ def test_a_fast_step_is_the_plain_step(
     debug_config: Config, tmp_path: Path, changes: dict[str, Any], tolerance: float
 ) -> None:
     """In float32 and without dropout, whose units compiled code draws in another order."""
-    model = debug_config.model
-    config = replace(debug_config, model=replace(model, predictor=replace(model.predictor, dropout=0.0)))
+    model = debug_config.method
+    config = replace(debug_config, method=replace(model, predictor=replace(model.predictor, dropout=0.0)))
     train(on_gpu(config, tmp_path / "plain", precision="float32"))
     train(on_gpu(config, tmp_path / "fast", precision="float32", **changes))
     assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
@@ -72,12 +72,12 @@ def test_a_recorded_run_without_background_is_the_plain_one(
     """At a tenth of the other tests' learning rate: Adam's first steps have the size of the rate wherever a gradient is
     nothing but rounding, and two patches hardly vary. At 3e-3 plain runs whose first weights differ by 1e-7 are 2e-3
     apart after ten steps, at 3e-4 they stay within 6e-5."""
-    model, settings = debug_config.model, {"precision": "float32", "lr": 3e-4}
+    model, settings = debug_config.method, {"precision": "float32", "lr": 3e-4}
     predictor = replace(model.predictor, dropout=0.0)
 
     def run(name: str, kept: int, **changes: Any) -> list[float]:
         encoder = replace(model.encoder, kept_patches=kept)
-        config = replace(debug_config, model=replace(model, encoder=encoder, predictor=predictor))
+        config = replace(debug_config, method=replace(model, encoder=encoder, predictor=predictor))
         train(on_gpu(config, tmp_path / name, **settings, **changes))
         return losses(tmp_path / name)
 
@@ -91,8 +91,8 @@ def test_a_recorded_run_with_muon_is_the_plain_one(
     debug_config: Config, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Less closely than with AdamW: directions in which a gradient is mostly rounding are stepped along as well."""
-    model = debug_config.model
-    config = replace(debug_config, model=replace(model, predictor=replace(model.predictor, dropout=0.0)))
+    model = debug_config.method
+    config = replace(debug_config, method=replace(model, predictor=replace(model.predictor, dropout=0.0)))
     settings = {"precision": "float32", "optimizer": "muon"}
     train(on_gpu(config, tmp_path / "plain", **settings))
     train(on_gpu(config, tmp_path / "fast", **settings, **changes))
@@ -106,7 +106,7 @@ def way_with_muon(config: Config, device: torch.device, recorded: bool) -> torch
     """
     settings = replace(config.train, optimizer="muon", steps=12, lr=3e-3)
     torch.manual_seed(0)
-    model = LeWM(config.model).to(device)
+    model = LeWM(config.method).to(device)
     parameters = list(model.parameters())
     targets = [torch.randn(2, *p.shape).to(device) for p in parameters]
     optimizer = make_optimizer(model, settings)
@@ -162,7 +162,7 @@ def test_each_replay_has_a_dropout_of_its_own(debug_config: Config, tmp_path: Pa
         for parameter in trainer.state.model.predictor.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     batch = trainer.batches(0)
-    directions_DM = trainer.sigreg.directions(config.model.embed_dim, 0, trainer.device)
+    directions_DM = trainer.sigreg.directions(config.method.embed_dim, 0, trainer.device)
     trainer.state.optimizer.param_groups[0]["lr"].zero_()
 
     def loss(seed: int) -> float:
@@ -197,7 +197,7 @@ def test_the_host_does_not_wait_between_log_lines(debug_config: Config, tmp_path
 
 def test_bf16_stays_close_to_float32(debug_config: Config) -> None:
     torch.manual_seed(0)
-    model = LeWM(debug_config.model).cuda().eval()
+    model = LeWM(debug_config.method).cuda().eval()
     frames = torch.randint(0, 256, (16, 28, 28, 3), dtype=torch.uint8, device="cuda")
     with torch.no_grad():
         exact = model.encode(frames)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lewm.demo import run_demo
 from rich.console import Console
 
-from lewm.config import Config, preset
-from lewm.demo import run_demo
+from lewm.config import Config
 from lewm.errors import LewmError
 from lewm.evaluate.stats import Rate
+from lewm.presets import preset
 
 CONFIG = replace(preset("debug"), device="cpu")
 REUSED = ("dataset.h5", "training/checkpoints", "evaluation.json", "report.html")

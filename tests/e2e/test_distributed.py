@@ -19,16 +19,17 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from lewm import checkpoint
-from lewm.config import Config, preset
+from lewm.config import Config
 from lewm.errors import ConfigError, TrainingError
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
+from lewm.presets import preset
 from lewm.train import distributed
 from lewm.train.distributed import Processes, join_processes, share_batchnorm
 from lewm.train.logs import read_metrics
 from lewm.train.loop import train
 from lewm.train.step import PlainStep
 from lewm.train.trainer import make_sigreg
-from lewm.types import ActionStats, Batch
+from lewm.types import ActionStats, Batch, DataFacts
 
 BATCH = 8
 
@@ -38,14 +39,14 @@ BATCH = 8
 
 def without_dropout(config: Config) -> Config:
     """Dropout is drawn per process; without it, dividing a batch changes nothing but rounding."""
-    return replace(config, model=replace(config.model, predictor=replace(config.model.predictor, dropout=0.0)))
+    return replace(config, method=replace(config.method, predictor=replace(config.method.predictor, dropout=0.0)))
 
 
 def one_step(processes: Processes, naive: bool) -> dict[str, torch.Tensor]:
     """Losses, gradients and BatchNorm statistics after one step on this process's part of a fixed batch."""
     config = without_dropout(preset("debug"))
     torch.manual_seed(0)
-    model = LeWM(config.model, ActionStats((0.0, 0.0), (1.0, 1.0)))
+    model = LeWM(config.method, DataFacts(ActionStats((0.0, 0.0), (1.0, 1.0))))
     # As after some training: gates are open, and frames do not look alike, which would amplify rounding.
     with torch.no_grad():
         for parameter in model.parameters():
@@ -124,7 +125,7 @@ def options(config: Config, run: Path, steps: int, **changes: Any) -> list[str]:
     settings = {"steps": steps, "batch-size": 8, "checkpoint-every": 10, "log-every": 1}
     settings |= changes
     values = [f"--train.{name}={value}" for name, value in settings.items()]
-    common = ["--model.predictor.dropout=0", "--device=cpu", f"--data={config.data}", f"--out={run}"]
+    common = ["--method.predictor.dropout=0", "--device=cpu", f"--data={config.data}", f"--out={run}"]
     return ["train", "debug", *values, *common]
 
 

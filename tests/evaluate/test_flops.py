@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lewm.config import PlanConfig, preset
+from lewm.config import PlanConfig
 from lewm.errors import PlanningError
 from lewm.evaluate.flops import iteration_flops, with_fixed_flops
+from lewm.methods.lewm import LeWM
 from lewm.model.flops import rollout_flops
-from lewm.model.world_model import LeWM
+from lewm.presets import preset
 
-MODEL = preset("debug").model
+MODEL = preset("debug").method
 PLAN = PlanConfig(horizon=4, samples=10, iterations=7, elites=5)
 
 

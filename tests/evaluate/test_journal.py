@@ -17,7 +17,7 @@ from lewm.errors import DataError, PlanningError
 from lewm.evaluate.journal import Journal, Note
 from lewm.evaluate.results import Evaluation
 from lewm.evaluate.runner import evaluate, open_journal
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.plan.mpc import Planner, Request
 from lewm.types import Plan
 

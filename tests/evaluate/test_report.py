@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
-from lewm.config import preset
 from lewm.errors import FileError
 from lewm.evaluate import animation
 from lewm.evaluate.animation import episodes_gif
@@ -22,6 +21,7 @@ from lewm.evaluate.policies import RandomPolicy
 from lewm.evaluate.report import choose_episodes, write_report
 from lewm.evaluate.results import Evaluation
 from lewm.evaluate.runner import run_episodes
+from lewm.presets import preset
 from lewm.types import EpisodeResult, EpisodeSpec, Plan
 
 # In the order of the pairs: out of reach, solved before it began, and near enough to stumble upon.

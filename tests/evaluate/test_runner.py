@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lewm.checked import to_dict
-from lewm.config import Config, PlanConfig, ScheduleName, preset
+from lewm.config import Config, PlanConfig, ScheduleName
 from lewm.envs.experts import TwoRoomExpert
 from lewm.envs.registry import make_env
 from lewm.errors import ConfigError, PlanningError
@@ -23,9 +23,10 @@ from lewm.evaluate.manifest import load_manifest
 from lewm.evaluate.policies import Episode, PlanningPolicy, RandomPolicy
 from lewm.evaluate.results import Evaluation
 from lewm.evaluate.runner import evaluate, run_episodes
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.plan.mpc import Planner
-from lewm.types import ActionStats, Array, EpisodeResult, EpisodeSpec
+from lewm.presets import preset
+from lewm.types import ActionStats, Array, DataFacts, EpisodeResult, EpisodeSpec
 
 SPECS = load_manifest("tworoom").first(6)
 
@@ -302,7 +303,7 @@ def nothing_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_may_run")
 def test_a_model_with_other_actions_is_refused():
     config = preset("debug")
-    model = LeWM(replace(config.model, action_dim=3), ActionStats((0.0,) * 3, (1.0,) * 3)).eval()
+    model = LeWM(replace(config.method, action_dim=3), DataFacts(ActionStats((0.0,) * 3, (1.0,) * 3))).eval()
     with pytest.raises(PlanningError, match=r"TwoRoom-v0 has 2-dimensional actions.*with 3-dimensional.*--env"):
         evaluate(model, config)
 

@@ -25,7 +25,7 @@ from lewm.evaluate.policies import Episode, PlanningPolicy, RandomPolicy
 from lewm.evaluate.runner import run_episodes
 from lewm.evaluate.worker import ProcessWorlds
 from lewm.evaluate.worlds import LocalWorlds, Order, Setting
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.plan.mpc import Planner
 from lewm.types import Array, EpisodeSpec
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lewm.config import preset
 from lewm.model.predictor import ActionEmbedder, Predictor
+from lewm.presets import preset
 
-CONFIG = preset("debug").model
+CONFIG = preset("debug").method
 BATCH, TIME, DIM = 4, CONFIG.history, CONFIG.embed_dim
 
 

@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lewm.config import PredictorConfig, preset
+from lewm.config import PredictorConfig
 from lewm.errors import PlanningError
+from lewm.methods.lewm import LeWM
 from lewm.model.rollout import FastRollout
-from lewm.model.world_model import LeWM
+from lewm.presets import preset
 
 
 def random_model(history: int, heads: int = 2) -> LeWM:
     """Untrained, but nothing in it is trivial: neither the zero-initialised modulation nor BatchNorm's statistics."""
     torch.manual_seed(history)
     predictor = PredictorConfig(depth=3, heads=heads, head_width=8, mlp_width=32)
-    model = LeWM(replace(preset("debug").model, predictor=predictor, history=history)).eval()
+    model = LeWM(replace(preset("debug").method, predictor=predictor, history=history)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -31,7 +32,7 @@ def random_model(history: int, heads: int = 2) -> LeWM:
 def random_futures(model: LeWM, context: int, horizon: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
     """Arguments of a rollout: two episodes, four candidates."""
     generator = torch.Generator().manual_seed(seed)
-    block, width = model.config.block_dim, model.config.embed_dim
+    block, width = model.settings.block_dim, model.settings.embed_dim
     shapes = (2, context, width), (2, context - 1, block), (2, 4, horizon, block)
     return tuple(torch.randn(*shape, generator=generator) for shape in shapes)
 
@@ -44,7 +45,7 @@ def test_predictions_are_those_of_the_model(history: int, context: int, horizon:
     arguments = random_futures(model, context, horizon)
     expected = model.rollout(*arguments)
     predicted = FastRollout(model)(*arguments)
-    assert predicted.shape == (2, 4, horizon, model.config.embed_dim)
+    assert predicted.shape == (2, 4, horizon, model.settings.embed_dim)
     torch.testing.assert_close(predicted, expected, rtol=1e-5, atol=1e-5)
     # Not because actions or frames went nowhere.
     assert expected.std(1).min() > 1e-3
@@ -56,7 +57,7 @@ def test_gradients_are_those_of_the_model(history: int, context: int):
     model = random_model(history).requires_grad_(False)
     z, past, actions = random_futures(model, context, horizon=5)
     actions.requires_grad_()
-    weights = torch.randn(2, 4, 5, model.config.embed_dim, generator=torch.Generator().manual_seed(1))
+    weights = torch.randn(2, 4, 5, model.settings.embed_dim, generator=torch.Generator().manual_seed(1))
     (expected,) = torch.autograd.grad((weights * model.rollout(z, past, actions)).sum(), actions)
     (gradient,) = torch.autograd.grad((weights * FastRollout(model)(z, past, actions)).sum(), actions)
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lewm.config import EncoderConfig, ModelConfig
+from lewm.config import EncoderConfig
+from lewm.methods.lewm import LeWM, LeWMConfig
 from lewm.model.rollout import FastRollout
 from lewm.model.rollout_cluster import MOST_WAVES, ClusterRollout, as_fragments, supports
-from lewm.model.world_model import LeWM
 
 needs_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
@@ -36,7 +36,7 @@ def test_fragments_hold_each_number_where_tensor_cores_look_for_it(columns: int)
 @pytest.fixture(scope="module")
 def model() -> LeWM:
     """The full-size predictor behind a small encoder, with no weight or statistic left trivial."""
-    model = LeWM(ModelConfig(EncoderConfig(image_size=28, depth=1))).eval()
+    model = LeWM(LeWMConfig(EncoderConfig(image_size=28, depth=1))).eval()
     generator = torch.Generator().manual_seed(0)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():

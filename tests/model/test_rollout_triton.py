@@ -5,10 +5,10 @@ import sys
 import pytest
 import torch
 
-from lewm.config import EncoderConfig, ModelConfig, PredictorConfig
+from lewm.config import EncoderConfig, PredictorConfig
+from lewm.methods.lewm import LeWM, LeWMConfig
 from lewm.model.rollout import FastRollout
 from lewm.model.rollout_triton import Tiling, TritonRollout, supports
-from lewm.model.world_model import LeWM
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
@@ -19,7 +19,7 @@ def make_model(device: str = "cpu") -> LeWM:
     """A small model of the width that the kernels are written for, with no weight or statistic left trivial."""
     encoder = EncoderConfig(image_size=14, depth=1, heads=1, width=8, mlp_width=8)
     predictor = PredictorConfig(depth=2, heads=2, mlp_width=128)
-    model = LeWM(ModelConfig(encoder, predictor, projector_width=128)).eval()
+    model = LeWM(LeWMConfig(encoder, predictor, projector_width=128)).eval()
     generator = torch.Generator().manual_seed(0)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lewm.config import SigregConfig
+from lewm.methods.lewm import SigregConfig
 from lewm.model.sigreg import SIGReg, characteristic_function, sigreg
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from lewm.config import GradientConfig, IcemConfig, PlanConfig, ScheduleName, SolverName, preset
+from lewm.config import GradientConfig, IcemConfig, PlanConfig, ScheduleName, SolverName
 from lewm.envs.registry import make_env
 from lewm.errors import ConfigError, PlanningError
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.plan.cost import Objective, squared_distance, terminal_distance
 from lewm.plan.mpc import Memory, Planner, Request, round_size
+from lewm.presets import preset
 from lewm.types import Array, Context, EncoderFunction, Plan, RolloutFunction
 
 CONFIG = PlanConfig(horizon=2, samples=16, iterations=3, elites=4)
@@ -299,7 +300,7 @@ def test_the_soonest_schedule_finds_what_a_search_for_each_horizon_finds(model: 
     """Each of which imagines the longest plans, and counts the distance at its own horizon."""
     config = replace(CONFIG, solver=solver, horizon=3, gradient=GradientConfig(4))
     generator = torch.Generator().manual_seed(0)
-    width, block = model.config.embed_dim, model.config.block_dim
+    width, block = model.settings.embed_dim, model.settings.block_dim
     sizes = ((2, 2, width), (2, 1, block), (2, width))
     seen = [torch.randn(size, generator=generator) for size in sizes]
     keys, start = torch.arange(6), torch.randn(6, 3, block, generator=generator)
@@ -380,7 +381,7 @@ def test_a_model_in_training_mode_is_refused(debug_model: LeWM):
 
 def test_a_model_without_action_statistics_is_refused_before_any_search():
     with pytest.raises(PlanningError, match="no action statistics"):
-        Planner(LeWM(preset("debug").model).eval(), config=CONFIG)
+        Planner(LeWM(preset("debug").method).eval(), config=CONFIG)
 
 
 # -- recorded actions -------------------------------------------------------------------------------------------

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lewm.train.batchnorm import measure_batchnorm
 
 from lewm import checkpoint
-from lewm.config import Config, preset
-from lewm.model.world_model import LeWM, Projector
+from lewm.config import Config
+from lewm.methods.lewm import LeWM
+from lewm.model.projector import Projector
+from lewm.presets import preset
 from lewm.train import trainer
-from lewm.train.batchnorm import measure_batchnorm
 from lewm.train.inputs import load_windows, open_dataset
 from lewm.train.logs import read_metrics
 from lewm.train.loop import train
@@ -30,7 +32,7 @@ STATISTICS = {
 
 def lively_model(dropout: float) -> LeWM:
     """As after some training: gates are open, so that the predictor does something and dropout acts on it."""
-    config = preset("debug").model
+    config = preset("debug").method
     torch.manual_seed(0)
     model = LeWM(
         replace(config, predictor=replace(config.predictor, dropout=dropout)), ActionStats((0.5, -0.5), (2.0, 3.0))

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from lewm.train.objective import Losses
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lewm import checkpoint
@@ -20,12 +21,11 @@ from lewm.data.store import EpisodeStore
 from lewm.data.windows import split_episodes
 from lewm.errors import DataError, FileError, TrainingError
 from lewm.files import read_json, write_json
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.train import step as step_module
 from lewm.train import trainer
 from lewm.train.logs import read_metrics
 from lewm.train.loop import train
-from lewm.train.objective import Losses
 from lewm.train.run import OPTIMIZER
 from lewm.train.trainer import SilentMonitor
 
@@ -175,7 +175,7 @@ def test_only_the_newest_checkpoints_are_kept(debug_config: Config, tmp_path: Pa
 
 
 def test_dropout_is_on_so_that_resuming_is_a_real_test(debug_config: Config):
-    assert debug_config.model.predictor.dropout > 0
+    assert debug_config.method.predictor.dropout > 0
 
 
 @pytest.mark.parametrize("step", [1, 4, 7, 9])
@@ -278,11 +278,11 @@ def test_a_folder_with_other_files_is_not_touched(debug_config: Config, tmp_path
 def test_unfit_data_is_refused_before_anything_is_written(
     debug_config: Config, tmp_path: Path, changes: dict[str, Any], message: str
 ):
-    config, model = with_training(debug_config, tmp_path / "run"), debug_config.model
+    config, model = with_training(debug_config, tmp_path / "run"), debug_config.method
     if "image_size" in changes:
-        config = replace(config, model=replace(model, encoder=replace(model.encoder, **changes)))
+        config = replace(config, method=replace(model, encoder=replace(model.encoder, **changes)))
     elif "action_dim" in changes:
-        config = replace(config, model=replace(model, **changes))
+        config = replace(config, method=replace(model, **changes))
     elif "batch_size" in changes:
         config = with_training(debug_config, tmp_path / "run", **changes)
     else:
@@ -353,7 +353,7 @@ def test_collapse_is_noticed_once_after_the_warm_up(
 def test_only_training_without_sigreg_collapses(debug_config: Config, tmp_path: Path, weight: float, collapses: bool):
     config = with_training(debug_config, tmp_path, steps=30, batch_size=16, lr=1e-2, log_every=10)
     notes = Notes()
-    train(replace(config, sigreg=replace(config.sigreg, weight=weight)), monitor=notes)
+    train(replace(config, sigreg=replace(config.method.sigreg, weight=weight)), monitor=notes)
     assert any("collapsed" in note for note in notes.notes) == collapses
 
 
@@ -423,8 +423,8 @@ def test_a_run_from_before_a_setting_existed_continues(debug_config: Config, und
 
 
 def keeping(config: Config, count: int) -> Config:
-    encoder = replace(config.model.encoder, kept_patches=count)
-    return replace(config, model=replace(config.model, encoder=encoder))
+    encoder = replace(config.method.encoder, kept_patches=count)
+    return replace(config, method=replace(config.method, encoder=encoder))
 
 
 @pytest.mark.parametrize(("count", "enough"), [(1, False), (4, True)])

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from lewm.checkpoint import read_tensors, write_tensors
-from lewm.config import TrainConfig, preset
-from lewm.model.world_model import LeWM
+from lewm.config import TrainConfig
+from lewm.methods.lewm import LeWM
+from lewm.presets import preset
 from lewm.train.muon import MuonAdamW, orthogonalise
 from lewm.train.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors, set_learning_rate
 
@@ -32,7 +33,7 @@ def orthonormal(rows: int, columns: int, seed: int) -> torch.Tensor:
 
 def debug_model(seed: int = 0) -> LeWM:
     torch.manual_seed(seed)
-    return LeWM(preset("debug").model)
+    return LeWM(preset("debug").method)
 
 
 # -- orthogonalisation ----------------------------------------------------------------------------------------

@@ -10,22 +10,23 @@ import pytest
 import torch
 import torch._dynamo.utils
 
-from lewm.config import Config, preset
-from lewm.model.world_model import LeWM
+from lewm.config import Config
+from lewm.methods.lewm import LeWM
+from lewm.presets import preset
 from lewm.train.compiled import Compilation, compile_parts, wants_compiling
 from lewm.train.distributed import SINGLE
 from lewm.train.optim import make_optimizer
 from lewm.train.step import PlainStep
 from lewm.train.trainer import make_sigreg
-from lewm.types import ActionStats, Batch
+from lewm.types import ActionStats, Batch, DataFacts
 
 CPU = torch.device("cpu")
 
 
 def deeper_without_dropout(config: Config) -> Config:
-    encoder, predictor = config.model.encoder, config.model.predictor
+    encoder, predictor = config.method.encoder, config.method.predictor
     encoder, predictor = replace(encoder, depth=4), replace(predictor, depth=3, dropout=0.0)
-    return replace(config, model=replace(config.model, encoder=encoder, predictor=predictor))
+    return replace(config, method=replace(config.method, encoder=encoder, predictor=predictor))
 
 
 CONFIG = deeper_without_dropout(preset("debug"))
@@ -33,8 +34,8 @@ CONFIG = deeper_without_dropout(preset("debug"))
 
 def new_model(kept_patches: int = 0) -> LeWM:
     torch.manual_seed(0)
-    encoder = replace(CONFIG.model.encoder, kept_patches=kept_patches)
-    model = LeWM(replace(CONFIG.model, encoder=encoder), ActionStats((0.0, 0.0), (1.0, 1.0)))
+    encoder = replace(CONFIG.method.encoder, kept_patches=kept_patches)
+    model = LeWM(replace(CONFIG.method, encoder=encoder), DataFacts(ActionStats((0.0, 0.0), (1.0, 1.0))))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -106,7 +107,7 @@ def test_compiled_parts_do_the_same_without_breaks_or_recompilation(
 
 
 def test_an_error_while_compiling_is_not_lost(model: LeWM) -> None:
-    wrong = replace(CONFIG, model=replace(CONFIG.model, action_dim=3))
+    wrong = replace(CONFIG, method=replace(CONFIG.method, action_dim=3))
     with pytest.raises(RuntimeError, match=r"size|shape|match"):
         Compilation(model, make_sigreg(CONFIG), wrong).wait()
 

@@ -1,32 +1,54 @@
-"""What `lewm info` says about a file: names and values, ready to print."""
+"""`lewm info`: what a checkpoint, a run or a dataset holds."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from lewm import checkpoint
-from lewm.data.stats import action_stats
-from lewm.data.store import EpisodeStore
-from lewm.model.world_model import LeWM
+import tyro
+from rich.markup import escape
+
+from lewm.cli.frame import parse, print_grid
 from lewm.types import ActionStats
+
+
+@dataclass(frozen=True)
+class InfoArgs:
+    """Say what a checkpoint, a run or a dataset holds."""
+
+    path: tyro.conf.Positional[str]  # A model folder, a run folder, a model's name, a hub id or a dataset file.
+
+
+def run(arguments: list[str]) -> None:
+    """Print names and values."""
+    args = parse(InfoArgs, arguments, "info")
+    is_dataset = args.path.endswith((".h5", ".hdf5")) or Path(args.path).is_file()
+    rows = dataset(Path(args.path)) if is_dataset else model(args.path)
+    print_grid((f"[bold]{name}[/]", escape(value)) for name, value in rows.items())
 
 
 def model(source: str) -> dict[str, str]:
     """A checkpoint, loaded to make sure that it can be."""
+    from lewm import checkpoint
+    from lewm.methods.files import load
+
     folder = checkpoint.resolve(source)
     document = checkpoint.load_document(folder)
-    loaded = LeWM.from_pretrained(folder, device="cpu")
-    config, vit = loaded.config, loaded.config.encoder
+    loaded = load(folder, device="cpu")
+    facts, inputs = loaded.facts, loaded.inputs
     size = (folder / checkpoint.WEIGHTS).stat().st_size
     rows = {
         "checkpoint": str(folder),
+        "method": loaded.settings.NAME,
         "written by": f"lewm {document['lewm_version']}, format {document['format_version']}",
         "parameters": f"{sum(p.numel() for p in loaded.parameters()):,}",
         "weights": f"{checkpoint.weights_precision(folder)}, {size / 1e6:.1f} MB",
-        "encoder": f"{vit.title}: {vit.depth} layers of width {vit.width}",
-        "predictor": f"{config.predictor.depth} layers, embedding of {config.embed_dim}, history {config.history}",
-        "actions": f"{config.action_dim} numbers, blocks of {config.frame_skip}; {_stats(loaded.action_stats)}",
+        **loaded.settings.rows(),
+        "actions": f"{inputs.action_dim} numbers, blocks of {inputs.frame_skip}; {_stats(facts.actions)}",
+        "environment": facts.environment or "not recorded",
     }
+    if facts.digest:
+        rows["dataset"] = f"{facts.episodes:,} episodes, digest {facts.digest[:12]}"
     if loaded.recorded_actions is not None:
         count, steps, _ = loaded.recorded_actions.shape
         rows["recorded actions"] = f"{count:,} sequences of {steps}"
@@ -37,6 +59,9 @@ def model(source: str) -> dict[str, str]:
 
 def dataset(path: Path) -> dict[str, str]:
     """A dataset, opened with all its checks."""
+    from lewm.data.stats import action_stats
+    from lewm.data.store import EpisodeStore
+
     with EpisodeStore(path) as store:
         lengths = store.lengths
         rows = {

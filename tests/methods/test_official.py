@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lewm.model.official import import_official
 from safetensors.torch import save_file
 
 from lewm import cli
-from lewm.config import Config, ModelConfig
+from lewm.config import Config
 from lewm.data.stats import action_stats, recorded_actions
 from lewm.data.store import EpisodeStore
 from lewm.errors import CheckpointError, FileError
-from lewm.model.official import import_official
+from lewm.methods.lewm import LeWM, LeWMConfig
 from lewm.model.vit import IMAGENET_MEAN, IMAGENET_STD
-from lewm.model.world_model import LeWM
 from lewm.types import ActionStats
 
 NEEDED = "the networks to compare with are installed by `make test`"
@@ -196,7 +196,7 @@ def assert_identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> 
 
 
 def test_the_released_configuration_is_our_default(public: torch.nn.Module, imported: LeWM) -> None:
-    assert imported.config == ModelConfig()
+    assert imported.config == LeWMConfig()
     assert len(public.state_dict()) == 303
     assert len(imported.state_dict()) == 255
     for model in (public, imported):

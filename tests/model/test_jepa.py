@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lewm.config import preset
 from lewm.errors import PlanningError
-from lewm.model.world_model import LeWM
-from lewm.types import ActionStats
+from lewm.methods.lewm import LeWM
+from lewm.presets import preset
+from lewm.types import ActionStats, DataFacts
 
-CONFIG = preset("debug").model
+CONFIG = preset("debug").method
 STATS = ActionStats(mean=(0.25, -1.5), std=(2.0, 0.125))
 
 
@@ -18,7 +18,7 @@ STATS = ActionStats(mean=(0.25, -1.5), std=(2.0, 0.125))
 def model() -> LeWM:
     """In evaluation mode, with the gates and BatchNorm statistics away from their initial values."""
     torch.manual_seed(0)
-    model = LeWM(CONFIG, STATS).eval()
+    model = LeWM(CONFIG, DataFacts(STATS)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))

@@ -7,33 +7,49 @@ Each stage picks up what an earlier call left, finished or not.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from lewm.config import CollectConfig, Config
-from lewm.data.collect import collect
+from lewm.cli.collect import collect_with_progress
+from lewm.cli.eval import evaluate_with_progress
+from lewm.cli.frame import console, parse, print_rates, say
+from lewm.cli.progress import training_bar
+from lewm.config import Config
 from lewm.errors import ConfigError
-from lewm.evaluate.report import write_report
-from lewm.evaluate.results import Evaluation
-from lewm.evaluate.runner import evaluate, open_journal
 from lewm.evaluate.stats import Rate
 from lewm.files import read_json
-from lewm.model.world_model import LeWM
-from lewm.progress import progress_bar, training_bar
-from lewm.retired import read_config
-from lewm.train.logs import read_metrics
-from lewm.train.loop import TrainResult, train
+from lewm.presets import preset, read_config
+
+if TYPE_CHECKING:
+    from lewm.train.loop import TrainResult
 
 DATASET, TRAINING, EVALUATION, REPORT = "dataset.h5", "training", "evaluation.json", "report.html"
 
 
+@dataclass(frozen=True)
+class DemoArgs:
+    """The whole pipeline on TwoRoom: collect, train, plan, report. A second call reuses what is there."""
+
+    out: Path = Path("runs/demo")  # Where everything goes.
+    fresh: bool = False  # Start over.
+    seed: int = 0  # Everything random derives from it.
+
+
+def run(arguments: list[str]) -> None:
+    """Run what is missing of it, and print the rates."""
+    args = parse(DemoArgs, arguments, "demo")
+    print_rates(run_demo(replace(preset("demo"), seed=args.seed), args.out, args.fresh, console))
+    say(f"Report: {args.out / REPORT}")
+
+
 def run_demo(config: Config, out: Path, fresh: bool, console: Console) -> dict[str, Rate]:
     """Run what is missing of the demo; returns the rates of its final table."""
+    from lewm.train.loop import train
+
     if fresh:
         _clear(out)
     dataset = out / DATASET
@@ -44,38 +60,6 @@ def run_demo(config: Config, out: Path, fresh: bool, console: Console) -> dict[s
     if result.interrupted:
         raise KeyboardInterrupt
     return _finished_rates(out, config) or _evaluate(config, result, out, console)
-
-
-def collect_with_progress(env: str, out: Path, settings: CollectConfig, seed: int, console: Console) -> None:
-    """Collect a dataset behind a progress bar, and say what came of it."""
-    started = time.monotonic()
-    with progress_bar(console, "collect") as on_progress:
-        sizes = (settings.episodes, settings.resolution, seed, settings.workers)
-        content = (settings.frame_stride, settings.demos, settings.exploration, settings.mistakes)
-        report = collect(env, out, *sizes, on_progress, *content)
-    rate = report.frames * report.new_episodes / report.episodes / (time.monotonic() - started)
-    counts = f"{report.episodes:,} episodes ({report.new_episodes:,} new), {report.frames:,} frames"
-    speed = f", {rate:,.0f} frames/s" if report.new_episodes else ""
-    console.print(f"{report.path}: {counts}, {report.gb_per_million_frames:.2f} GB per million{speed}", markup=False)
-    console.print(f"{report.successes:,} of {report.episodes:,} episodes reached their goal", markup=False)
-
-
-def evaluate_with_progress(model: LeWM, config: Config, out: Path, folder: Path, console: Console) -> Evaluation:
-    """Evaluate behind a progress bar, from where an interrupted call stopped; the results go to the file ``out``.
-
-    folder: of the model's files.
-    """
-    with contextlib.closing(open_journal(out, model, config)) as journal:
-        if journal.earlier:
-            console.print(f"Going on from {journal.path}: {journal.earlier:,} plans are there.", markup=False)
-        if journal.forgets:
-            problem = "holds an evaluation of something else that was interrupted; this one takes its place"
-            console.print(f"{journal.path} {problem}.", markup=False)
-        with progress_bar(console, "plan") as on_progress:
-            evaluation = evaluate(model, config, on_progress, journal)
-        evaluation.save(out, folder)
-        journal.remove()
-    return evaluation
 
 
 def _clear(out: Path) -> None:
@@ -99,11 +83,14 @@ def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
 
 
 def _evaluate(config: Config, result: TrainResult, out: Path, console: Console) -> dict[str, Rate]:
+    from lewm.evaluate.report import write_report
+    from lewm.train.logs import read_metrics
+
     evaluation = evaluate_with_progress(result.model, config, out / EVALUATION, result.checkpoint, console)
     parameters = sum(p.numel() for p in result.model.parameters())
     summary = {
         "Environment": config.env,
-        "Model": f"{parameters:,} parameters, embedding of {config.model.embed_dim} numbers",
+        "Model": f"{config.method.NAME}, {parameters:,} parameters",
         "Training": f"{result.steps} steps of {config.train.batch_size} windows on {result.model.device}",
         "Checkpoint": str(result.checkpoint),
     }

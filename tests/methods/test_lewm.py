@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-
-from lewm.config import preset
-from lewm.model.sigreg import SIGReg
-from lewm.model.world_model import LeWM
 from lewm.train.objective import Losses, lewm_loss
-from lewm.types import ActionStats, Batch
+
+from lewm.methods.lewm import LeWM
+from lewm.model.sigreg import SIGReg
+from lewm.presets import preset
+from lewm.types import ActionStats, Batch, DataFacts
 
 STEP = 7
 CONFIG = preset("debug")
@@ -20,7 +20,7 @@ CONFIG = preset("debug")
 def model() -> LeWM:
     """In evaluation mode: without dropout, so that two computations can be compared."""
     torch.manual_seed(0)
-    model = LeWM(CONFIG.model, ActionStats((0.1, -0.2), (0.5, 2.0))).eval()
+    model = LeWM(CONFIG.method, DataFacts(ActionStats((0.1, -0.2), (0.5, 2.0)))).eval()
     # The predictor's gates start closed, so that actions have no effect; open them a little, as training would.
     with torch.no_grad():
         for parameter in model.predictor.parameters():
@@ -30,7 +30,7 @@ def model() -> LeWM:
 
 @pytest.fixture
 def sigreg() -> SIGReg:
-    return SIGReg(CONFIG.sigreg, seed=3)
+    return SIGReg(CONFIG.method.sigreg, seed=3)
 
 
 @pytest.fixture

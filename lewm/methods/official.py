@@ -2,7 +2,7 @@
 
 Both networks compute the same function, so an import only renames and reshapes. It is strict in both directions: every
 official tensor is used and every tensor of ours is filled, because one renamed key that goes unnoticed leaves a part of
-the model random. What the official configuration says and ``ModelConfig`` cannot express is refused, not approximated.
+the model random. What the official configuration says and ``LeWMConfig`` cannot express is refused, not approximated.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from lewm import checkpoint
-from lewm.config import EncoderConfig, ModelConfig, PredictorConfig
+from lewm.config import EncoderConfig, PredictorConfig
 from lewm.errors import CheckpointError, ConfigError
 from lewm.files import read_json
-from lewm.model.world_model import LeWM
-from lewm.types import ActionStats
+from lewm.methods.lewm import LeWM, LeWMConfig
+from lewm.types import DataFacts
 
 # Our names of tensors beside the official ones; "#" stands for a number, "*" for a last word.
 _OFFICIAL_NAMES = {
@@ -62,26 +62,22 @@ _VIT_WIDTHS = {"tiny": 192, "small": 384, "base": 768}
 
 
 def import_official(
-    weights: Path,
-    config: Path,
-    out: Path,
-    action_stats: ActionStats | None = None,
-    frame_skip: int = 5,
-    recorded_actions: torch.Tensor | None = None,
+    weights: Path, config: Path, out: Path, facts: DataFacts | None = None, frame_skip: int = 5
 ) -> Path:
     """Convert an official state dict (``.pt`` or ``.safetensors``) and its ``config.json`` into a model folder ``out``.
 
     ``out`` must be new or empty; a failed import writes nothing. The official layout holds neither ``frame_skip``, the
-    primitive actions in an action block, nor the statistics of those it was trained on, without which the model
-    cannot be given or asked for raw actions, nor ``recorded_actions`` (N, T, action_dim) for planners to try.
+    primitive actions in an action block, nor ``facts`` of what it was trained on: its world, and the statistics of
+    actions, without which the model cannot be given or asked for raw ones.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} exists and is not an empty folder. Choose a new place for the import.")
     settings = _read_config(config, frame_skip)
-    if action_stats is not None and len(action_stats.mean) != settings.action_dim:
-        problem = f"{len(action_stats.mean)} numbers per action in the statistics, {settings.action_dim} in {config}"
+    stats = facts.actions if facts else None
+    if stats is not None and len(stats.mean) != settings.action_dim:
+        problem = f"{len(stats.mean)} numbers per action in the statistics, {settings.action_dim} in {config}"
         raise CheckpointError(f"{problem}. Use the dataset that this checkpoint was trained on.")
-    model = LeWM(settings, action_stats, recorded_actions)
+    model = LeWM(settings, facts)
     tensors = _read_weights(weights)
     views = _official_views(model, transformers_4=any(name.startswith("encoder.encoder.") for name in tensors))
     checkpoint.check_tensors(tensors, views, weights)
@@ -107,7 +103,7 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 def _official_views(model: LeWM, transformers_4: bool) -> dict[str, torch.Tensor]:
     """The model's tensors as the official ones are named and shaped: views, so filling them fills the model."""
-    patch_size = model.config.encoder.patch_size
+    patch_size = model.settings.encoder.patch_size
     views: dict[str, torch.Tensor] = {}
     for ours, tensor in model.state_dict().items():
         name = _official_name(ours)
@@ -131,7 +127,7 @@ def _official_name(ours: str) -> str:
     raise KeyError(f"{ours} has no official name")
 
 
-def _read_config(path: Path, frame_skip: int) -> ModelConfig:
+def _read_config(path: Path, frame_skip: int) -> LeWMConfig:
     """Our configuration of the network that an official config.json describes."""
     document = read_json(path)
 
@@ -156,7 +152,7 @@ def _read_config(path: Path, frame_skip: int) -> ModelConfig:
         problem = f"action_encoder.input_dim = {block}, which is not {frame_skip} actions of equal size"
         raise CheckpointError(f"{path} has {problem}. Give the frame_skip that this checkpoint was trained with.")
     try:
-        return ModelConfig(
+        return LeWMConfig(
             EncoderConfig(*image, depth=12, heads=width // 64, width=width, mlp_width=4 * width),
             PredictorConfig(
                 depth=get("predictor", "depth"),

@@ -1,0 +1,16 @@
+"""`lewm envs`: the environments."""
+
+from __future__ import annotations
+
+from lewm.cli.frame import print_grid
+from lewm.errors import ConfigError
+
+
+def run(arguments: list[str]) -> None:
+    """List them."""
+    if arguments:
+        raise ConfigError(f"usage: lewm envs; it takes no arguments, got {' '.join(arguments)}.")
+    from lewm.envs.registry import env_entry, env_names
+
+    entries = [env_entry(name) for name in env_names()]
+    print_grid((f"[bold]{e.name}[/]", e.gym_id, f"{e.action_dim} actions", e.description) for e in entries)
