@@ -10,7 +10,11 @@ from lewm.config import MethodConfig
 from lewm.errors import ConfigError, unknown_name
 
 # Where the configuration of each is: "module:Class".
-METHODS = {"lewm": "lewm.methods.lewm:LeWMConfig"}
+METHODS = {
+    "lewm": "lewm.methods.lewm:LeWMConfig",
+    "pldm": "lewm.methods.pldm:PLDMConfig",
+    "gcbc": "lewm.methods.gcbc:GCBCConfig",
+}
 
 
 def method_config(name: str) -> type[MethodConfig]:
