@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lewm.model import attention_kernels
+from lewm.kernels import attention as attention_kernels
 from lewm.model.vit import SelfAttention
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

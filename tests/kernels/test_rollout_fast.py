@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lewm.config import PredictorConfig
 from lewm.errors import PlanningError
+from lewm.kernels.rollout_fast import FastRollout
 from lewm.methods.lewm import LeWM
-from lewm.model.rollout import FastRollout
 from lewm.presets import preset
 
 
@@ -23,7 +23,7 @@ def random_model(history: int, heads: int = 2) -> LeWM:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-        norm = model.prediction_projector[1]
+        norm = model.prediction_projector.norm
         norm.running_mean.normal_()
         norm.running_var.uniform_(0.5, 2.0)
     return model

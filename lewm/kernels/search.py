@@ -1,7 +1,7 @@
 """What a search does besides imagining futures, as Triton kernels: drawing candidates, and refitting to the elites.
 
 In PyTorch these are some twenty kernels, which for one environment take as long as a third of the futures. Where there
-is no Triton, ``noise.py`` and ``cem.py`` do the same with tensor operations.
+is no Triton, ``plan/noise.py`` and ``plan/cem.py`` do the same with tensor operations.
 """
 
 # Kernels get their types when Triton compiles them.
@@ -9,14 +9,14 @@ is no Triton, ``noise.py`` and ``cem.py`` do the same with tensor operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
+
+from lewm.kernels.common import jit
 
 try:
     import triton
     import triton.language as tl
+    from triton.language import constexpr
 except ImportError:
     triton = None
 
@@ -27,11 +27,6 @@ COLUMNS = 16  # of the plans that a program refits
 def available(tensor: torch.Tensor) -> bool:
     """Whether the kernels can work on a tensor."""
     return triton is not None and tensor.is_cuda
-
-
-def _jit(function: Callable[..., Any]) -> Any:
-    """``triton.jit`` where there is Triton."""
-    return function if triton is None else triton.jit(function)
 
 
 def normal(keys_B: torch.Tensor, start: torch.Tensor, count: int) -> torch.Tensor:
@@ -63,7 +58,7 @@ def refit(plans_BSN: torch.Tensor, cost_BS: torch.Tensor, elites: int) -> tuple[
     return mean, std
 
 
-@_jit
+@jit
 def _normal(key, word):
     """Two standard normal numbers from a word of a stream: SplitMix64, then Box-Muller. ``noise.py`` explains."""
     bits = key.to(tl.uint64, bitcast=True) + (word + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
@@ -76,8 +71,8 @@ def _normal(key, word):
     return radius * tl.cos(angle), radius * tl.sin(angle)
 
 
-@_jit
-def _normal_kernel(keys, start, out, count, WORDS: tl.constexpr):
+@jit
+def _normal_kernel(keys, start, out, count, WORDS: constexpr):
     """``count`` numbers of each stream, from ``start`` on."""
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     first, second = _normal(tl.load(keys + tl.program_id(0)), word + tl.load(start) // 2)
@@ -86,7 +81,7 @@ def _normal_kernel(keys, start, out, count, WORDS: tl.constexpr):
     tl.store(at + 1, second, mask=2 * word + 1 < count)
 
 
-@_jit
+@jit
 def _store_plan(plans, mean, std, noise, number, count, numbers):
     """Number ``number`` of all plans of an episode, ``numbers`` each."""
     mask = number < count
@@ -95,8 +90,8 @@ def _store_plan(plans, mean, std, noise, number, count, numbers):
     tl.store(plans + number, tl.where(number < numbers, middle, middle + spread * noise), mask=mask)
 
 
-@_jit
-def _sample_kernel(mean, std, keys, iteration, plans, count, numbers, WORDS: tl.constexpr):
+@jit
+def _sample_kernel(mean, std, keys, iteration, plans, count, numbers, WORDS: constexpr):
     """Plans of each episode, ``count`` numbers in all."""
     b = tl.program_id(0)
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
@@ -106,10 +101,8 @@ def _sample_kernel(mean, std, keys, iteration, plans, count, numbers, WORDS: tl.
     _store_plan(plans, mean, std, second, 2 * word + 1, count, numbers)
 
 
-@_jit
-def _refit_kernel(
-    plans, cost, mean, std, samples, numbers, elites, SAMPLES: tl.constexpr, COLUMNS: tl.constexpr
-):  # fmt: skip
+@jit
+def _refit_kernel(plans, cost, mean, std, samples, numbers, elites, SAMPLES: constexpr, COLUMNS: constexpr):
     """Some columns of one episode's plans. Of candidates that cost as much as the worst elite, the first are elites."""
     index = tl.arange(0, SAMPLES)
     value = tl.load(cost + tl.program_id(0) * samples + index, mask=index < samples, other=float("inf"))

@@ -9,8 +9,10 @@ import torch
 
 try:
     import triton
-except ImportError:
+except ImportError:  # as on most machines without a GPU
     triton = None
+
+HAS_TRITON = triton is not None
 
 
 @torch.compiler.assume_constant_result

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from lewm.plan import kernels
+from lewm.kernels import search as kernels
 from lewm.plan.noise import normal
 from lewm.plan.solver import Problem
 

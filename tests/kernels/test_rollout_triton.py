@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from lewm.config import EncoderConfig, PredictorConfig
+from lewm.kernels.rollout_fast import FastRollout
+from lewm.kernels.rollout_tiling import Tiling
+from lewm.kernels.rollout_triton import TritonRollout, supports
 from lewm.methods.lewm import LeWM, LeWMConfig
-from lewm.model.rollout import FastRollout
-from lewm.model.rollout_triton import Tiling, TritonRollout, supports
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lewm.config import EncoderConfig
+from lewm.kernels.rollout_cluster import MOST_WAVES, ClusterRollout, as_fragments, supports
+from lewm.kernels.rollout_fast import FastRollout
 from lewm.methods.lewm import LeWM, LeWMConfig
-from lewm.model.rollout import FastRollout
-from lewm.model.rollout_cluster import MOST_WAVES, ClusterRollout, as_fragments, supports
 
 needs_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"

@@ -14,18 +14,16 @@ from __future__ import annotations
 import ctypes
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lewm.model.nvrtc import CudaKernel
-from lewm.model.rollout_kernels import WIDTH
-from lewm.model.rollout_triton import TritonRollout, _Linear
-from lewm.model.rollout_triton import supports as triton_supports
-
-if TYPE_CHECKING:
-    from lewm.model.jepa import JEPA
+from lewm.kernels.network import Network, Sizes
+from lewm.kernels.nvrtc import CudaKernel
+from lewm.kernels.rollout_launch import HEAD, WIDTH
+from lewm.kernels.rollout_triton import TritonRollout
+from lewm.kernels.rollout_triton import supports as triton_supports
+from lewm.kernels.rollout_weights import KernelWeights, MLPWeights
 
 # As in the source of the kernel.
 BLOCKS, WARPS, HISTORY, LAYERS = 8, 8, 3, 6
@@ -46,68 +44,71 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def supports(model: JEPA) -> bool:
+def supports(model: Network) -> bool:
     """Whether the kernel fits this model and the GPU it is on."""
-    config = model.settings
-    width, hidden = config.predictor.heads * config.predictor.head_width, config.predictor.mlp_width
-    return (
-        triton_supports(model)
-        and config.history == HISTORY
-        and config.predictor.depth == LAYERS
-        and (width, hidden, config.projector_width) == (BLOCKS * INNER, BLOCKS * HIDDEN, BLOCKS * HIDDEN)
-    )
+    fits = Sizes(HISTORY, WIDTH, LAYERS, BLOCKS * INNER // HEAD, HEAD, BLOCKS * HIDDEN, BLOCKS * HIDDEN)
+    return triton_supports(model) and Sizes.of(model) == fits
 
 
-class ClusterRollout(TritonRollout):
-    """Rolls out candidate plans with a frozen copy of a model's weights in bf16, on a GPU that ``supports`` accepts."""
+class ClusterRollout:
+    """Rolls out candidate plans with a frozen copy of a model's weights in bf16, on a GPU that ``supports`` accepts.
 
-    def __init__(self, model: JEPA) -> None:
-        super().__init__(model, torch.bfloat16)
+    Waits for nothing on the host and can be captured in a CUDA graph. Computes no gradients.
+    """
+
+    def __init__(self, model: Network) -> None:
+        self._for_many = TritonRollout(model, torch.bfloat16)
         self._kernel = CudaKernel(Path(__file__).with_suffix(".cu"), "rollout", 32 * WARPS, SHARED_BYTES)
         # Perhaps 15 on an H200: of its 132 multiprocessors, clusters can only use those that come in groups of 8.
         self._at_once = self._kernel.clusters_at_once(BLOCKS)
-        self._weights = torch.stack([self._weights_of(rank) for rank in range(BLOCKS)])
-        self._biases = torch.stack([self._biases_of(rank) for rank in range(BLOCKS)])
+        weights = self._for_many.weights
+        self._positions = weights.positions.contiguous()
+        self._weights = torch.stack([_weights_of_block(weights, rank) for rank in range(BLOCKS)])
+        self._biases = torch.stack([_biases_of_block(weights, rank) for rank in range(BLOCKS)])
 
     @torch.no_grad()
     def __call__(self, z_BTD: Tensor, past_BTA: Tensor, actions_BSHA: Tensor) -> Tensor:
-        """Predictions (B, S, H, D) in float32; arguments as for ``JEPA.rollout``."""
+        """Predictions (B, S, H, D) in float32; arguments as for the model's ``rollout``."""
         b, s, horizon, _ = actions_BSHA.shape
         waves = math.ceil(b * s / (self._at_once * MOST_PER_CLUSTER))
         if waves > MOST_WAVES:
-            return super().__call__(z_BTD, past_BTA, actions_BSHA)
+            return self._for_many(z_BTD, past_BTA, actions_BSHA)
         per_cluster = math.ceil(b * s / (self._at_once * waves))
         clusters = math.ceil(b * s / per_cluster)
         out_BSHD = z_BTD.new_empty(b, s, horizon, WIDTH, dtype=torch.float32)
         # All are kept alive by their names until the kernel is queued; the allocator knows the order of what follows.
-        context, positions = z_BTD.float().contiguous(), self._first_positions
-        shared_mod, own_mod = self._modulate(past_BTA), self._modulate(actions_BSHA)
+        context, positions = z_BTD.float().contiguous(), self._positions
+        shared_mod, own_mod = self._for_many.modulations(past_BTA), self._for_many.modulations(actions_BSHA)
         kept = own_mod.new_empty(clusters, BLOCKS, LAYERS, HISTORY - 1, per_cluster, 2 * INNER)
         tensors = (context, shared_mod, own_mod, positions, self._weights, self._biases, kept, out_BSHD)
         pointers = [tensor.data_ptr() for tensor in tensors]
         self._kernel.launch(clusters * BLOCKS, _Arguments(*pointers, b * s, per_cluster, s, z_BTD.shape[1], horizon))
         return out_BSHD
 
-    def _weights_of(self, rank: int) -> Tensor:
-        """One block's share of all weights, in the order in which it needs them, bf16 (n,)."""
-        heads, hidden = slice(rank * INNER, (rank + 1) * INNER), slice(rank * HIDDEN, (rank + 1) * HIDDEN)
-        parts = []
-        for block in self._blocks:
-            qkv = block.qkv.weight.unflatten(1, (3, -1))[:, :, heads].flatten(1)
-            parts += [qkv, block.out.weight[heads], *_mlp_share(block.mlp, hidden)]
-        return torch.cat([as_fragments(part) for part in [*parts, *_mlp_share(self._projector, hidden)]])
 
-    def _biases_of(self, rank: int) -> Tensor:
-        """One block's biases, float32 (BIASES,); of those behind a sum over blocks each has a copy."""
-        heads, hidden = slice(rank * INNER, (rank + 1) * INNER), slice(rank * HIDDEN, (rank + 1) * HIDDEN)
-        parts = []
-        for block in self._blocks:
-            parts += [block.qkv.bias[heads], block.out.bias, block.mlp[0].bias[hidden], block.mlp[1].bias]
-        return torch.cat([*parts, self._projector[0].bias[hidden], self._projector[1].bias])
+def _weights_of_block(weights: KernelWeights, rank: int) -> Tensor:
+    """One block's share of all weights, in the order in which it needs them, bf16 (n,)."""
+    heads = slice(rank * INNER, (rank + 1) * INNER)
+    parts = []
+    for attention, mlp in zip(weights.attention, weights.mlp, strict=True):
+        qkv = attention.qkv.weight.unflatten(1, (3, -1))[:, :, heads].flatten(1)
+        parts += [qkv, attention.out.weight[heads], *_mlp_share(mlp, rank)]
+    return torch.cat([as_fragments(part) for part in [*parts, *_mlp_share(weights.projector, rank)]])
 
 
-def _mlp_share(mlp: tuple[_Linear, _Linear], hidden: slice) -> tuple[Tensor, Tensor]:
-    return mlp[0].weight[:, hidden], mlp[1].weight[hidden]
+def _biases_of_block(weights: KernelWeights, rank: int) -> Tensor:
+    """One block's biases, float32 (BIASES,); of those behind a sum over blocks each has a copy."""
+    heads, hidden = slice(rank * INNER, (rank + 1) * INNER), slice(rank * HIDDEN, (rank + 1) * HIDDEN)
+    parts = []
+    for attention, mlp in zip(weights.attention, weights.mlp, strict=True):
+        parts += [attention.qkv.bias[heads], attention.out.bias, mlp.hidden.bias[hidden], mlp.out.bias]
+    return torch.cat([*parts, weights.projector.hidden.bias[hidden], weights.projector.out.bias])
+
+
+def _mlp_share(mlp: MLPWeights, rank: int) -> tuple[Tensor, Tensor]:
+    """One block's columns of the first layer and rows of the second."""
+    hidden = slice(rank * HIDDEN, (rank + 1) * HIDDEN)
+    return mlp.hidden.weight[:, hidden], mlp.out.weight[hidden]
 
 
 def as_fragments(weight: Tensor) -> Tensor:

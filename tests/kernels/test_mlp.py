@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lewm.model import mlp_kernels
-from lewm.model.mlp_kernels import FEWEST_ROWS, Tiling, _arguments, choose_tilings, fused_mlp, supports, worthwhile
+from lewm.kernels import mlp as mlp_kernels
+from lewm.kernels.mlp import FEWEST_ROWS, Tiling, _arguments, choose_tilings, fused_mlp, supports, worthwhile
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
@@ -104,20 +104,8 @@ def test_interpreted_kernels_compute_what_the_plain_mlp_does(checks: str, run_in
     run_interpreted(__file__, *checks.split())
 
 
-def compile_for_hopper(kernel, arguments: dict[str, int]):
-    """A kernel compiled without a GPU, for bfloat16 tensors, float32 biases and their gradients."""
-    triton = pytest.importorskip("triton")
-    options = {name: arguments.pop(name) for name in ("num_warps", "num_stages")}
-    types = {"rows": "i32"} | dict.fromkeys(("b1", "b2", "db1", "db2"), "*fp32") | dict.fromkeys(arguments, "constexpr")
-    signature = {name: types.get(name, "*bf16") for name in kernel.arg_names}
-    aligned = [i for i, name in enumerate(kernel.arg_names) if signature[name].startswith("*")]
-    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
-    source = triton.compiler.ASTSource(kernel, signature, arguments, attributes)
-    return triton.compile(source, target=triton.backends.compiler.GPUTarget("cuda", 90, 32), options=options)
-
-
 @pytest.mark.parametrize("width", [192, 384])
-def test_kernels_fit_a_hopper(width: int, tmp_path):
+def test_kernels_fit_a_hopper(width: int, tmp_path, compile_for_hopper):
     """Their tiles fit its shared memory and registers, and are multiplied by its own instructions."""
     triton = pytest.importorskip("triton")
     forward, backward = choose_tilings(width)
@@ -125,8 +113,10 @@ def test_kernels_fit_a_hopper(width: int, tmp_path):
         mlp_kernels.forward_kernel: _arguments(width, 4 * width, forward),
         mlp_kernels.backward_kernel: _arguments(width, 4 * width, backward) | {"PART": backward.part},
     }
-    for kernel, arguments in kernels.items():
-        compiled = compile_for_hopper(kernel, arguments)
+    types = {"rows": "i32"} | dict.fromkeys(("b1", "b2", "db1", "db2"), "*fp32")
+    for kernel, constants in kernels.items():
+        tensors = {name: types.get(name, "*bf16") for name in kernel.arg_names if name not in constants}
+        compiled = compile_for_hopper(kernel, tensors, constants)
         assert compiled.metadata.shared <= 227 * 1024
         assert "wgmma.mma_async" in compiled.asm["ptx"]
         (tmp_path / "cubin").write_bytes(compiled.asm["cubin"])

@@ -13,17 +13,17 @@ Shapes: N frames, P tokens (the first and P - 1 patches), H heads of E numbers; 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lewm.model.kernels import column_sums, is_hopper, jit, product_precision
+from lewm.kernels.common import column_sums, is_hopper, jit, product_precision
 
 try:
     import triton
     import triton.language as tl
+    from triton.language import constexpr
 except ImportError:
     triton = None
 
@@ -129,25 +129,24 @@ def backward(
     n, p, w = qkv.shape
     d_qkv, sums = torch.empty_like(qkv), qkv.new_empty(n, w, dtype=torch.float32)
     constants = _constants(qkv, heads, tiling or choose_tilings(p - 1)[1])
-    _backward_kernel[(n * heads,)](grad, qkv, out, log_sums, d_qkv, sums, SCALE=constants["E"] ** -0.5, **constants)
+    _backward_kernel[(n * heads,)](grad, qkv, out, log_sums, d_qkv, sums, **constants)
     return d_qkv, column_sums(sums)
 
 
 def _constants(qkv: torch.Tensor, heads: int, tiling: Tiling) -> dict[str, Any]:
-    """What both kernels are compiled for. Weights are computed as powers of two, hence the logarithm."""
-    width = qkv.shape[2] // (3 * heads)
-    sizes = {"PATCHES": qkv.shape[1] - 1, "HEADS": heads, "E": width, "SCALE_2": width**-0.5 / math.log(2)}
+    """What both kernels are compiled for."""
+    sizes = {"PATCHES": qkv.shape[1] - 1, "HEADS": heads, "E": qkv.shape[2] // (3 * heads)}
     return sizes | {"COLUMNS": tiling.columns, "num_warps": tiling.warps, "num_stages": tiling.stages}
 
 
 @jit
 def _forward_kernel(
-    qkv, out, log_sums, SCALE_2: tl.constexpr,
-    PATCHES: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """A tile of a head's patches, or its first token."""
-    TOKEN: tl.constexpr = 3 * HEADS * E  # from a token to the next
-    PARTS: tl.constexpr = PATCHES // ROWS + 1
+    qkv, out, log_sums, PATCHES: constexpr, HEADS: constexpr, E: constexpr, ROWS: constexpr, COLUMNS: constexpr
+):
+    """A tile of a head's patches, or its first token. Weights are computed as powers of two."""
+    SCALE_2: constexpr = E**-0.5 / 0.6931471805599453  # the logarithm of 2
+    TOKEN: constexpr = 3 * HEADS * E  # from a token to the next
+    PARTS: constexpr = PATCHES // ROWS + 1
     part, index = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
     frame, head = (index // HEADS).to(tl.int64), index % HEADS
     query = qkv + frame * (PATCHES + 1) * TOKEN + head * E
@@ -195,16 +194,17 @@ def _forward_kernel(
 
 @jit
 def _backward_kernel(
-    grad, qkv, out, log_sums, gradient, sums, SCALE: tl.constexpr, SCALE_2: tl.constexpr,
-    PATCHES: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    grad, qkv, out, log_sums, gradient, sums, PATCHES: constexpr, HEADS: constexpr, E: constexpr, COLUMNS: constexpr
+):
     """One head of a frame: all queries against one tile of keys after the other.
 
     With weights w = softmax(s), s the scores, and g the gradient of a query's output: that of a value is w g, and that
     of a score w (g · value - g · output). The bias of the values gets the sum of all g, as weights add up to 1, and
     that of the keys nothing: it adds the same to all scores of a query.
     """
-    TOKEN: tl.constexpr = 3 * HEADS * E
+    SCALE: constexpr = E**-0.5
+    SCALE_2: constexpr = SCALE / 0.6931471805599453
+    TOKEN: constexpr = 3 * HEADS * E
     frame, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     query = qkv + frame * (PATCHES + 1) * TOKEN + head * E
     key, value = query + HEADS * E, query + 2 * HEADS * E

@@ -27,11 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lewm.model.kernels import column_sums, is_hopper, jit, product_precision
+from lewm.kernels.common import column_sums, is_hopper, jit, product_precision
 
 try:
     import triton
     import triton.language as tl
+    from triton.language import constexpr
 except ImportError:  # As on most machines without a GPU; ``supports`` then answers False.
     triton = None
 
@@ -89,7 +90,7 @@ _jit = partial(jit, varying=["rows"])
 
 
 @_jit
-def _load_rows(pointer, row, mask, WIDTH: tl.constexpr):
+def _load_rows(pointer, row, mask, WIDTH: constexpr):
     """Some rows of a matrix (R, WIDTH), as tiles (rows, 64)."""
     at = pointer + row[:, None].to(tl.int64) * WIDTH + tl.arange(0, 64)[None, :]
     tiles = ()
@@ -99,7 +100,7 @@ def _load_rows(pointer, row, mask, WIDTH: tl.constexpr):
 
 
 @_jit
-def _store_rows(pointer, row, mask, tiles, WIDTH: tl.constexpr):
+def _store_rows(pointer, row, mask, tiles, WIDTH: constexpr):
     """Store tiles (rows, 64) as rows of a matrix (R, WIDTH)."""
     at = pointer + row[:, None].to(tl.int64) * WIDTH + tl.arange(0, 64)[None, :]
     for i in tl.static_range(WIDTH // 64):
@@ -107,7 +108,7 @@ def _store_rows(pointer, row, mask, tiles, WIDTH: tl.constexpr):
 
 
 @_jit
-def _load_w1(w1, unit, WIDTH: tl.constexpr):
+def _load_w1(w1, unit, WIDTH: constexpr):
     """The weights (H, WIDTH) into some hidden units, as tiles (units, 64)."""
     at = w1 + unit[:, None] * WIDTH + tl.arange(0, 64)[None, :]
     tiles = ()
@@ -117,7 +118,7 @@ def _load_w1(w1, unit, WIDTH: tl.constexpr):
 
 
 @_jit
-def _load_w2(w2, unit, WIDTH: tl.constexpr, HIDDEN: tl.constexpr):
+def _load_w2(w2, unit, WIDTH: constexpr, HIDDEN: constexpr):
     """The weights (WIDTH, HIDDEN) out of some hidden units, as tiles (64, units)."""
     at = w2 + tl.arange(0, 64)[:, None] * HIDDEN + unit[None, :]
     tiles = ()
@@ -127,7 +128,7 @@ def _load_w2(w2, unit, WIDTH: tl.constexpr, HIDDEN: tl.constexpr):
 
 
 @_jit
-def _zeros(ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _zeros(ROWS: constexpr, WIDTH: constexpr):
     """Tiles (rows, 64) to add to."""
     tiles = ()
     for _ in tl.static_range(WIDTH // 64):
@@ -136,7 +137,7 @@ def _zeros(ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @_jit
-def _exp2(x, near, FAST: tl.constexpr):
+def _exp2(x, near, FAST: constexpr):
     """2^x; the fast form, which only GPUs have, takes numbers below 2^-126 for zero.
 
     near: a tensor whose distribution over threads the result shall have. That the instruction seems to read it keeps
@@ -149,7 +150,7 @@ def _exp2(x, near, FAST: tl.constexpr):
 
 
 @_jit
-def _tail(size, near, FAST: tl.constexpr):
+def _tail(size, near, FAST: constexpr):
     """P(z > size) of a standard normal z, for size >= 0.
 
     Its logarithm is close to a polynomial; this one has the smallest largest relative error (3.2e-6, where the tail is
@@ -166,14 +167,14 @@ def _tail(size, near, FAST: tl.constexpr):
 
 
 @_jit
-def _gelu(h, FAST: tl.constexpr):
+def _gelu(h, FAST: constexpr):
     """h * P(z < h) for a standard normal z."""
     size = tl.abs(h)
     return tl.maximum(h, 0.0) - size * _tail(size, h, FAST)
 
 
 @_jit
-def _gelu_and_slope(h, near, FAST: tl.constexpr):
+def _gelu_and_slope(h, near, FAST: constexpr):
     """GELU and its derivative, distributed over threads like ``near``."""
     size = tl.abs(h)
     tail = _tail(size, near, FAST)
@@ -184,9 +185,8 @@ def _gelu_and_slope(h, near, FAST: tl.constexpr):
 
 @_jit
 def forward_kernel(
-    x, w1, b1, w2, b2, h, y, rows,
-    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    x, w1, b1, w2, b2, h, y, rows, WIDTH: constexpr, HIDDEN: constexpr, ROWS: constexpr, CHUNK: constexpr
+):
     """x, y: (rows, WIDTH).  w1, b1, w2, b2: as in ``nn.Linear``.  h: (rows, HIDDEN).  ROWS: of a program."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mask = row < rows
@@ -217,7 +217,7 @@ def forward_kernel(
 @_jit
 def backward_kernel(
     dy, h, w1, w2, dx, dh, a, db1, db2, rows,
-    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
+    WIDTH: constexpr, HIDDEN: constexpr, ROWS: constexpr, CHUNK: constexpr, PART: constexpr,
 ):  # fmt: skip
     """dy, dx: (rows, WIDTH).  h, dh, a: (rows, HIDDEN).
 
