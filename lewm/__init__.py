@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lewm.envs.registry import make_env, register_env
     from lewm.methods.files import load
     from lewm.methods.lewm import LeWM
+    from lewm.methods.registry import register_method
     from lewm.plan.mpc import Planner
     from lewm.plan.tuned import tuned_plan
     from lewm.presets import preset
@@ -35,6 +36,7 @@ _HOMES = {
     "make_env": "lewm.envs.registry",
     "preset": "lewm.presets",
     "register_env": "lewm.envs.registry",
+    "register_method": "lewm.methods.registry",
     "tuned_plan": "lewm.plan.tuned",
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "make_env",
     "preset",
     "register_env",
+    "register_method",
     "tuned_plan",
 ]
 
