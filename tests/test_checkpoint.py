@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import http.server
 import json
 import os
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 import lewm
 from lewm import checkpoint
 from lewm.errors import CheckpointError, FileError
+from lewm.files import file_digest, json_digest
 from lewm.methods.lewm import LeWM
 from lewm.presets import preset
 from lewm.types import ActionStats, DataFacts
@@ -30,9 +30,9 @@ from lewm.types import ActionStats, DataFacts
 STATS = ActionStats(mean=(0.25, -1.5), std=(2.0, 0.125))
 
 
-def random_model(seed: int = 0) -> LeWM:
+def random_model(seed: int = 0, recorded: torch.Tensor | None = None) -> LeWM:
     torch.manual_seed(seed)
-    return LeWM(preset("debug").method, DataFacts(STATS)).eval()
+    return LeWM(preset("debug").method, DataFacts(STATS, recorded)).eval()
 
 
 def same_weights(a: LeWM, b: LeWM) -> bool:
@@ -45,8 +45,11 @@ def load(directory: Path) -> LeWM:
 
 
 def rewrite_config(directory: Path, **changes: Any) -> None:
+    """Change what a saved model's description says, with the digest that such a description has."""
     path = directory / checkpoint.CONFIG
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    document = json.loads(path.read_text()) | changes
+    document["digest"] = json_digest({name: value for name, value in document.items() if name != "digest"})
+    path.write_text(json.dumps(document))
 
 
 def rewrite_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -55,7 +58,7 @@ def rewrite_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]],
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
-    rewrite_config(directory, weights_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    rewrite_config(directory, files={checkpoint.WEIGHTS: file_digest(path)})
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def test_a_loaded_model_is_the_saved_one(tmp_path: Path) -> None:
     assert torch.equal(loaded.encode(frames), z)
     assert torch.equal(loaded.rollout(z, past, actions), model.rollout(z, past, actions))
     assert loaded.action_stats == STATS
-    assert loaded.config == model.settings
+    assert loaded.settings == model.settings
     assert not loaded.training
     assert json.loads((tmp_path / "model" / "config.json").read_text())["note"] == "kept"
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
@@ -93,9 +96,8 @@ def test_a_model_without_statistics_loads_without_them(tmp_path: Path) -> None:
 
 
 def test_recorded_actions_come_along(tmp_path: Path) -> None:
-    model, recorded = random_model(), torch.randn(6, 4, 2)
-    model.recorded_actions = recorded
-    model.save_pretrained(tmp_path)
+    recorded = torch.randn(6, 4, 2)
+    random_model(0, recorded).save_pretrained(tmp_path)
     loaded = load(tmp_path)
     assert loaded.recorded_actions is not None
     assert torch.equal(loaded.recorded_actions, recorded)
@@ -107,9 +109,7 @@ def test_recorded_actions_come_along(tmp_path: Path) -> None:
 
 def test_recorded_actions_of_another_model_are_refused(tmp_path: Path) -> None:
     for seed, name in enumerate(("one", "other")):
-        model = random_model(seed)
-        model.recorded_actions = torch.randn(6, 4, 2)
-        model.save_pretrained(tmp_path / name)
+        random_model(seed, torch.randn(6, 4, 2)).save_pretrained(tmp_path / name)
     (tmp_path / "other" / checkpoint.ACTIONS).replace(tmp_path / "one" / checkpoint.ACTIONS)
     with pytest.raises(CheckpointError, match=r"actions\.safetensors does not belong to its config\.json"):
         load(tmp_path / "one")
@@ -143,7 +143,7 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(saved: Path) -> None:
 
 def test_a_newer_format_asks_for_an_upgrade(saved: Path) -> None:
     rewrite_config(saved, format_version=checkpoint.FORMAT_VERSION + 1, lewm_version="99.0")
-    with pytest.raises(CheckpointError, match=r"lewm 99\.0 in format 2.*pip install --upgrade lewm"):
+    with pytest.raises(CheckpointError, match=r"lewm 99\.0 in format 3.*pip install --upgrade lewm"):
         load(saved)
 
 
@@ -167,7 +167,7 @@ def test_a_folder_without_its_description_is_refused(saved: Path) -> None:
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors and config\.json"):
         load(saved)
     with pytest.raises(CheckpointError, match=r"holds no config\.json"):
-        checkpoint.load_model(saved)
+        checkpoint.load_document(saved)
 
 
 @pytest.mark.parametrize("text", ['{"_target_": "stable_worldmodel.wm.lewm.LeWM"}', "[]", '{"format": "lewm"}'])
@@ -184,9 +184,8 @@ def test_a_description_that_is_not_json_is_refused(saved: Path) -> None:
 
 
 def test_a_description_without_a_model_is_refused(saved: Path) -> None:
-    document = json.loads((saved / checkpoint.CONFIG).read_text())
-    del document["model"]
-    (saved / checkpoint.CONFIG).write_text(json.dumps(document))
+    """Of the first version, whose descriptions have no digest."""
+    (saved / checkpoint.CONFIG).write_text(json.dumps({"format": "lewm", "format_version": 1}))
     with pytest.raises(CheckpointError, match="no 'model' section"):
         load(saved)
 

@@ -13,11 +13,11 @@ from lewm.cli.frame import console, parse, print_rates, say, take_positional
 from lewm.cli.progress import progress_bar
 from lewm.config import Config, EvalConfig, PlanConfig, SolverName
 from lewm.errors import ConfigError
+from lewm.types import WorldModel
 
 if TYPE_CHECKING:
     from lewm.evaluate.results import Evaluation
     from lewm.methods.base import Method
-    from lewm.types import WorldModel
 
 
 @dataclass(frozen=True)

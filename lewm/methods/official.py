@@ -141,7 +141,7 @@ def _read_config(path: Path, frame_skip: int) -> LeWMConfig:
         return value
 
     width = _VIT_WIDTHS[get("encoder", "size", "tiny", tuple(_VIT_WIDTHS))]
-    image = get("encoder", "image_size", 224), get("encoder", "patch_size", 16)
+    image_size, patch_size = get("encoder", "image_size", 224), get("encoder", "patch_size", 16)
     # Only what no tensor's name or shape would give away is checked; tensors are compared afterwards.
     get("predictor", "emb_dropout", 0.0, accepted=(0.0,))
     for section in ("projector", "pred_proj"):
@@ -153,7 +153,9 @@ def _read_config(path: Path, frame_skip: int) -> LeWMConfig:
         raise CheckpointError(f"{path} has {problem}. Give the frame_skip that this checkpoint was trained with.")
     try:
         return LeWMConfig(
-            EncoderConfig(*image, depth=12, heads=width // 64, width=width, mlp_width=4 * width),
+            EncoderConfig(
+                image_size, patch_size=patch_size, depth=12, heads=width // 64, width=width, mlp_width=4 * width
+            ),
             PredictorConfig(
                 depth=get("predictor", "depth"),
                 heads=get("predictor", "heads"),

@@ -60,7 +60,8 @@ def test_recorded_and_launched_one_by_one(model: LeWM) -> None:
 def test_the_models_recorded_actions_are_tried_on_a_gpu_as_elsewhere(
     model: LeWM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "recorded_actions", torch.rand(100, 30, 2, generator=torch.manual_seed(0)) - 0.5)
+    recorded = torch.rand(100, 30, 2, generator=torch.manual_seed(0)) - 0.5
+    monkeypatch.setattr(model, "facts", replace(model.facts, recorded=recorded))
     asked, config = requests(5), replace(CONFIG, solver="icem", icem=IcemConfig(recorded=2))
     graphed = actions(model, asked, config)
     np.testing.assert_allclose(graphed, actions(model, asked, replace(config, cuda_graph=False)), atol=1e-3)

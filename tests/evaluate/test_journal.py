@@ -19,6 +19,7 @@ from lewm.evaluate.results import Evaluation
 from lewm.evaluate.runner import evaluate, open_journal
 from lewm.methods.lewm import LeWM
 from lewm.plan.mpc import Planner, Request
+from lewm.presets import preset
 from lewm.types import Plan
 
 EPISODES = 5
@@ -26,7 +27,8 @@ EPISODES = 5
 
 def make_config(**plan: Any) -> Config:
     settings = PlanConfig(horizon=2, samples=8, iterations=2, elites=2)
-    return Config(plan=replace(settings, **plan), eval=EvalConfig(episodes=EPISODES, budget=20), device="cpu")
+    evaluation = EvalConfig(episodes=EPISODES, budget=20)
+    return Config(preset("debug").method, plan=replace(settings, **plan), eval=evaluation, device="cpu")
 
 
 class Counted:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lewm.model.official import import_official
 from safetensors.torch import save_file
 
 from lewm import cli
@@ -25,8 +24,9 @@ from lewm.data.stats import action_stats, recorded_actions
 from lewm.data.store import EpisodeStore
 from lewm.errors import CheckpointError, FileError
 from lewm.methods.lewm import LeWM, LeWMConfig
+from lewm.methods.official import import_official
 from lewm.model.vit import IMAGENET_MEAN, IMAGENET_STD
-from lewm.types import ActionStats
+from lewm.types import ActionStats, DataFacts
 
 NEEDED = "the networks to compare with are installed by `make test`"
 transformers = pytest.importorskip("transformers", reason=NEEDED)
@@ -196,7 +196,7 @@ def assert_identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> 
 
 
 def test_the_released_configuration_is_our_default(public: torch.nn.Module, imported: LeWM) -> None:
-    assert imported.config == LeWMConfig()
+    assert imported.settings == LeWMConfig()
     assert len(public.state_dict()) == 303
     assert len(imported.state_dict()) == 255
     for model in (public, imported):
@@ -255,7 +255,7 @@ def test_both_spellings_of_the_encoder_import_to_the_same_weights(small: Any, tm
 
 def test_import_records_its_source_and_the_action_statistics(small: Any, tmp_path: Path) -> None:
     stats = ActionStats(mean=(0.5, -1.0), std=(2.0, 0.25))
-    out = import_official(*write(tmp_path / "official", *small), tmp_path / "out", stats)
+    out = import_official(*write(tmp_path / "official", *small), tmp_path / "out", DataFacts(stats))
     assert LeWM.from_pretrained(out, device="cpu").action_stats == stats
     assert json.loads((out / "config.json").read_text())["imported_from"] == "weights.pt"
 
@@ -380,7 +380,7 @@ def test_a_network_of_other_shapes_is_refused_by_its_tensors(
 def test_statistics_of_other_actions_are_refused(small: Any, tmp_path: Path) -> None:
     weights, config = write(tmp_path / "official", *small)
     with pytest.raises(CheckpointError, match="3 numbers per action"):
-        import_official(weights, config, tmp_path / "out", ActionStats((0.0,) * 3, (1.0,) * 3))
+        import_official(weights, config, tmp_path / "out", DataFacts(ActionStats((0.0,) * 3, (1.0,) * 3)))
     assert not (tmp_path / "out").exists()
 
 

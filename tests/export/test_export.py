@@ -18,8 +18,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lewm import checkpoint, cli, describe
-from lewm.checked import from_dict
+from lewm import checkpoint, cli
+from lewm.cli import info
+from lewm.cli.collect import CollectArgs
+from lewm.cli.eval import EvalArgs
+from lewm.cli.frame import parse
+from lewm.cli.train import TrainArgs
 from lewm.config import Config, IcemConfig, PlanConfig
 from lewm.data.store import EpisodeStore
 from lewm.errors import CheckpointError, DataError
@@ -27,6 +31,8 @@ from lewm.evaluate.runner import evaluate
 from lewm.export.card import CARD, _planner
 from lewm.export.commands import collect_command, eval_command, train_command
 from lewm.export.writer import export_run
+from lewm.files import json_digest
+from lewm.methods.files import run_settings
 from lewm.methods.lewm import LeWM
 from lewm.plan.mpc import Planner
 from lewm.presets import preset
@@ -44,7 +50,7 @@ def exported(debug_run: Path, tmp_path: Path) -> Path:
 
 def evaluation_of(folder: Path, path: Path, **plan: Any) -> Path:
     """What `lewm eval FOLDER --out PATH` writes, for two pairs."""
-    run = from_dict(Config, checkpoint.load_document(folder)["run"])
+    run = run_settings(checkpoint.load_document(folder))
     config = replace(run, device="cpu", plan=replace(run.plan, **plan))
     evaluate(load(folder), config).save(path, folder)
     return path
@@ -52,6 +58,12 @@ def evaluation_of(folder: Path, path: Path, **plan: Any) -> Path:
 
 def frames(count: int, size: int = 28) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8))
+
+
+def rewrite(path: Path, document: dict[str, Any]) -> None:
+    """Put another description in the place of a model's, with the digest that such a one has."""
+    del document["digest"]
+    path.write_text(json.dumps(document | {"digest": json_digest(document)}))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -82,7 +94,7 @@ def test_a_background_is_exported_as_it_is(debug_config: Config, tmp_path: Path)
     assert torch.equal(load(out).encoder.background, trained.encoder.background)
     assert load_file(out / checkpoint.WEIGHTS)["encoder.background"].dtype == torch.uint8
     assert "ViT/14 at 28 px, 3 of 4 patches" in (out / CARD).read_text()
-    assert "3 of 4 patches" in describe.model(str(out))["encoder"]
+    assert "3 of 4 patches" in info.model(str(out))["encoder"]
 
 
 def test_recorded_actions_go_from_the_data_to_whoever_plans(debug_config: Config, tmp_path: Path) -> None:
@@ -100,7 +112,7 @@ def test_recorded_actions_go_from_the_data_to_whoever_plans(debug_config: Config
         planned = Planner(model, config=plan).plan(frames(1).numpy()[0], frames(2).numpy()[1])
         assert planned.actions.shape == (plan.horizon * 5, 2)
     assert recorded is not None
-    assert describe.model(str(out))["recorded actions"] == f"{len(recorded):,} sequences of {recorded.shape[1]}"
+    assert info.model(str(out))["recorded actions"] == f"{len(recorded):,} sequences of {recorded.shape[1]}"
 
 
 @torch.inference_mode()
@@ -125,11 +137,11 @@ def test_a_full_size_model_takes_36_megabytes(tmp_path: Path) -> None:
     out = export_run(tmp_path / "model", tmp_path / "toy")
     assert 36.0e6 < (out / checkpoint.WEIGHTS).stat().st_size < 36.5e6
     card = (out / CARD).read_text()
-    assert "18.03 M parameters" in card
+    assert "| parameters | 18.03 M, matrices in bf16" in card
     assert "training | not recorded" in card
     assert "TwoRoom" not in card, "nobody knows what it was trained on"
     assert contents(export_run(out, tmp_path / "again" / "toy")) == contents(out)
-    assert describe.model(str(out))["weights"] == "bf16, 36.4 MB"
+    assert info.model(str(out))["weights"] == "bf16, 36.4 MB"
 
 
 @pytest.mark.parametrize(
@@ -152,14 +164,14 @@ def test_a_full_size_model_takes_36_megabytes(tmp_path: Path) -> None:
 def test_loading_is_strict(exported: Path, change: Callable[[dict[str, torch.Tensor]], Any], message: str) -> None:
     tensors = load_file(exported / checkpoint.WEIGHTS)
     change(tensors)
-    checkpoint.save_model(exported, tensors, checkpoint.load_document(exported))
+    checkpoint.save_model(exported, {checkpoint.WEIGHTS: tensors}, checkpoint.load_document(exported))
     with pytest.raises(CheckpointError, match=message):
         load(exported)
 
 
 def test_the_digest_is_the_files(exported: Path) -> None:
     tensors = load_file(exported / checkpoint.WEIGHTS)
-    assert checkpoint.weights_digest(tensors) == checkpoint.load_document(exported)["weights_sha256"]
+    assert checkpoint.weights_digest(tensors) == checkpoint.load_document(exported)["files"][checkpoint.WEIGHTS]
 
 
 # -- description and card -----------------------------------------------------------------------------------------
@@ -167,9 +179,11 @@ def test_the_digest_is_the_files(exported: Path) -> None:
 
 def test_the_description_says_where_the_model_comes_from(exported: Path, debug_config: Config) -> None:
     document = json.loads((exported / checkpoint.CONFIG).read_text())
-    assert document["environment"] == "lewm/TwoRoom-v0"
-    assert document["model"]["frame_skip"] == 5
-    assert len(document["action_stats"]["mean"]) == 2
+    assert document["facts"]["environment"] == "lewm/TwoRoom-v0"
+    assert document["method"]["name"] == "lewm"
+    assert document["method"]["frame_skip"] == 5
+    assert len(document["facts"]["actions"]["mean"]) == 2
+    assert document["facts"]["episodes"] == 8
     assert document["training"]["step"] == 8
     assert document["training"]["minutes"] > 0
     assert document["data"]["episodes"] == 8
@@ -177,7 +191,7 @@ def test_the_description_says_where_the_model_comes_from(exported: Path, debug_c
     assert document["run"]["train"]["steps"] == 8
     assert debug_config.data is not None
     assert str(debug_config.data.parent) not in (exported / checkpoint.CONFIG).read_text(), "no one's folders"
-    assert describe.model(str(exported))["weights"].startswith("bf16, ")
+    assert info.model(str(exported))["weights"].startswith("bf16, ")
 
 
 def test_a_card_has_the_figures_of_the_exported_model(exported: Path, debug_run: Path, tmp_path: Path) -> None:
@@ -234,7 +248,7 @@ def test_a_card_keeps_its_figures_as_long_as_the_weights_stay(
 
     config = json.loads((exported / checkpoint.CONFIG).read_text())
     del config["evaluations"][0]["rates"]
-    (exported / checkpoint.CONFIG).write_text(json.dumps(config))
+    rewrite(exported / checkpoint.CONFIG, config)
     before = contents(exported)
     with pytest.raises(DataError, match=r"not one that lewm wrote \(no 'rates'\)"):
         export_run(debug_run, exported)
@@ -266,7 +280,7 @@ def test_what_is_known_of_the_dataset_outlives_it(debug_config: Config, debug_ru
     path = run / "checkpoints" / "step_0000008" / checkpoint.CONFIG
     document = json.loads(path.read_text())
     document["run"]["data"] = str(data)
-    path.write_text(json.dumps(document))
+    rewrite(path, document)
     first = contents(export_run(run, tmp_path / "toy"))
     data.unlink()
     assert contents(export_run(run, tmp_path / "toy")) == first
@@ -291,8 +305,8 @@ def test_the_command_of_a_training_repeats_it(name: str) -> None:
     )
     lewm, verb, given, *options = shlex.split(train_command(changed))
     assert (lewm, verb, given) == ("lewm", "train", name)
-    args = cli._parse(cli.TrainArgs, options, "train", cli.TrainArgs(preset(given)))
-    assert args.config == changed
+    args = parse(TrainArgs, options, "train", TrainArgs.like(preset(given), Path("another")))
+    assert args.of(base) == replace(changed, plan=base.plan), "how it plans is not for its training to say"
 
 
 def test_the_command_of_an_evaluation_repeats_it() -> None:
@@ -300,8 +314,8 @@ def test_the_command_of_an_evaluation_repeats_it() -> None:
     plan = replace(run.plan, schedule="receding", warm_start=True, cuda_graph=False)
     config = replace(run, seed=5, plan=plan, eval=replace(run.eval, episodes=200, manifest="strict"))
     _, _, name, *options = shlex.split(eval_command("cube", run, config))
-    default = cli.EvalArgs(env=run.env, seed=run.seed, plan=run.plan, eval=run.eval)
-    args = cli._parse(cli.EvalArgs, options, "eval", default)
+    default = EvalArgs(env=run.env, seed=run.seed, plan=run.plan, eval=run.eval)
+    args = parse(EvalArgs, options, "eval", default)
     assert name == "cube"
     assert (args.env, args.seed, args.plan, args.eval) == (config.env, config.seed, config.plan, config.eval)
 
@@ -310,7 +324,7 @@ def test_the_command_of_a_collection_repeats_it() -> None:
     facts = {"environment": "lewm/PushT-v0", "episodes": 20, "resolution": 28, "frame_stride": 5, "seed": 1}
     asked = {**facts, "demonstrations": "abc", "exploration": 0.8, "mistakes": 0.3}
     _, verb, *options = shlex.split(collect_command(asked, Path("data/p.h5")))
-    args = cli._parse(cli.CollectArgs, options, verb)
+    args = parse(CollectArgs, options, verb)
     assert (args.env, args.episodes, args.resolution, args.frame_stride, args.seed) == ("pusht", 20, 28, 5, 1)
     assert (args.demos, args.out, args.exploration, args.mistakes) == ("DEMOS", Path("data/p.h5"), 0.8, 0.3)
     plain = collect_command({**facts, "demonstrations": "", "exploration": 0.0}, None)  # before there were mistakes
@@ -335,7 +349,7 @@ def named(exported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pa
 def test_models_have_names(named: Path) -> None:
     assert checkpoint.pretrained_models() == {"toy": named}
     assert torch.equal(load("toy").predictor.positions, load(named).predictor.positions)
-    assert describe.model("toy")["checkpoint"] == str(named)
+    assert info.model("toy")["checkpoint"] == str(named)
 
 
 def test_a_folder_is_preferred_to_a_name(named: Path) -> None:
@@ -403,7 +417,7 @@ def test_a_script_goes_from_data_to_card_and_does_nothing_twice(tmp_path: Path) 
     assert again.count("Results: ") == 1
     assert "collect" not in again
     assert "Continuing" in again
-    assert load(tmp_path / "toy").config == preset("debug").method
+    assert load(tmp_path / "toy").settings == preset("debug").method
 
 
 def test_the_verb(debug_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lewm.demo import run_demo
 from rich.console import Console
 
+from lewm.cli.demo import run_demo
 from lewm.config import Config
 from lewm.errors import LewmError
 from lewm.evaluate.stats import Rate

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lewm.errors import ConfigError
-from lewm.model.world_model import resolve_device
+from lewm.model.device import resolve_device
 
 
 def test_auto_finds_a_device_and_a_named_one_is_taken():
