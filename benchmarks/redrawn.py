@@ -20,7 +20,7 @@ import torch
 import tyro
 
 from lewm.data.collect import generate_episode
-from lewm.data.demonstrations import load_demonstrations
+from lewm.data.formats.demonstrations import load_demonstrations
 from lewm.model.world_model import LeWM
 from lewm.types import Array
 

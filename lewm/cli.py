@@ -282,7 +282,7 @@ class DataCheckArgs:
 def data_check(arguments: list[str]) -> None:
     """Read everything, verify checksums, show statistics and a contact sheet"""
     args = _parse(DataCheckArgs, arguments, "data check")
-    from lewm.data.check import check
+    from lewm.data.formats.check import check
     from lewm.progress import progress_bar
 
     sheet = args.contact_sheet or args.file.with_name(f"{args.file.name}.contact.png")
@@ -316,7 +316,7 @@ class DataConvertArgs:
 def data_convert(arguments: list[str]) -> None:
     """From and to HDF5, LeRobot and plain folders"""
     args = _parse(DataConvertArgs, arguments, "data convert")
-    from lewm.data.convert import convert
+    from lewm.data.formats.convert import convert
     from lewm.progress import progress_bar
 
     options: dict[str, Any] = {"camera": args.camera, "resolution": args.resolution, "crop": args.crop}
@@ -339,7 +339,7 @@ class DataShowArgs:
 def data_show(arguments: list[str]) -> None:
     """Write an episode as GIF or MP4"""
     args = _parse(DataShowArgs, arguments, "data show")
-    from lewm.data.show import show
+    from lewm.data.formats.show import show
 
     _say(f"Film: {show(args.file, args.episode, args.out, args.fps)}")
 

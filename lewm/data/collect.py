@@ -23,7 +23,7 @@ from subprocess import PIPE, Popen
 
 import numpy as np
 
-from lewm.data.demonstrations import (
+from lewm.data.formats.demonstrations import (
     choose_demonstration,
     demonstrations_digest,
     load_demonstrations,

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from lewm import cli
-from lewm.data.show import show
+from lewm.data.formats.show import show
 from lewm.data.store import write_episodes
 from lewm.errors import DataError, FileError
 from lewm.video import Mp4Reader

@@ -17,9 +17,9 @@ import pytest
 
 from lewm import cli
 from lewm.data.collect import collect
-from lewm.data.convert import convert, fit_frames
-from lewm.data.exchange import EpisodeSource
-from lewm.data.lerobot_writer import write_lerobot
+from lewm.data.formats.convert import convert, fit_frames
+from lewm.data.formats.exchange import EpisodeSource
+from lewm.data.formats.lerobot_writer import write_lerobot
 from lewm.data.store import EpisodeStore, write_episodes
 from lewm.errors import DataError, FileError
 
@@ -260,7 +260,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, form: str) -> None:
     # A process that may only write small files fails as on a full disk.
     limit = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)); "
     limit += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    code = f"{limit} from lewm.data.convert import convert; convert('noise.h5', 'new', {form!r})"
+    code = f"{limit} from lewm.data.formats.convert import convert; convert('noise.h5', 'new', {form!r})"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True
     )

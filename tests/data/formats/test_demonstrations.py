@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lewm.data.collect import HELD_OUT_SEED, collect, generate_episode
-from lewm.data.demonstrations import choose_demonstration, demonstrations_digest, load_demonstrations
+from lewm.data.formats.demonstrations import choose_demonstration, demonstrations_digest, load_demonstrations
 from lewm.data.store import EpisodeStore
 from lewm.envs import registry
 from lewm.envs.base import Expert

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from lewm import cli
-from lewm.data.check import GAP, SHEET_EPISODES, TILE, check
 from lewm.data.collect import collect
+from lewm.data.formats.check import GAP, SHEET_EPISODES, TILE, check
 from lewm.data.store import EpisodeStore, write_episodes
 from lewm.errors import DataError
 
