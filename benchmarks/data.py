@@ -30,6 +30,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from lewm.config import CollectConfig
 from lewm.data.collect import collect
 from lewm.data.frames import open_frames
 from lewm.data.store import EpisodeStore
@@ -47,7 +48,7 @@ def collection_rates(folder: Path, args: argparse.Namespace) -> list[dict[str, A
     for name in args.envs:
         demos = args.demos if name == "pusht" else None
         started = time.perf_counter()
-        report = collect(name, folder / f"{name}.h5", args.episodes, workers=args.workers, demos=demos)
+        report = collect(name, folder / f"{name}.h5", CollectConfig(args.episodes, workers=args.workers, demos=demos))
         seconds = time.perf_counter() - started
         row = {"environment": name, "episodes": report.episodes, "reached the goal": report.successes}
         row |= {"frames": report.frames, "frames/s": report.frames / seconds}

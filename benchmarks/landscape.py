@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import tyro
 
-from lewm.data.collect import HELD_OUT_SEED, generate_episode
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.model.world_model import LeWM
 
 BLOCKS = (1, 2, 3, 4, 5, 7, 10)

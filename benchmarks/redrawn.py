@@ -19,8 +19,8 @@ import numpy as np
 import torch
 import tyro
 
-from lewm.data.collect import generate_episode
 from lewm.data.formats.demonstrations import load_demonstrations
+from lewm.data.generate import generate_episode
 from lewm.model.world_model import LeWM
 from lewm.types import Array
 

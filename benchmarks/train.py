@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from lewm.config import Config, EncoderConfig, ModelConfig, PredictorConfig, SigregConfig, preset
+from lewm.config import CollectConfig, Config, EncoderConfig, ModelConfig, PredictorConfig, SigregConfig, preset
 from lewm.data.collect import collect
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import Windows, split_episodes
@@ -322,7 +322,8 @@ def main() -> None:
         fast = {"compile": arguments.compile, "attention": arguments.attention, "optimizer": arguments.optimizer}
         train = replace(config.train, **fast, cuda_graph=not arguments.no_cuda_graph, fused=not arguments.no_fused)
         config = replace(config, train=train, loader=replace(config.loader, cache=arguments.cache[0]))
-        collect(config.env, folder / Path("data.h5"), arguments.episodes, config.model.encoder.image_size, 0)
+        settings = CollectConfig(arguments.episodes, config.model.encoder.image_size)
+        collect(config.env, folder / Path("data.h5"), settings)
         public = iter(()) if arguments.no_public else public_rows(config, arguments, device)
         rows = {}
         for name, row in itertools.chain(our_rows(config, arguments, device), public):

@@ -16,7 +16,7 @@ import lewm.envs  # noqa: F401  (registers the Gymnasium ids; imports no simulat
 from lewm.version import __version__
 
 if TYPE_CHECKING:
-    from lewm.config import Config, PlanConfig, preset
+    from lewm.config import CollectConfig, Config, PlanConfig, preset
     from lewm.data.collect import collect
     from lewm.envs.registry import make_env, register_env
     from lewm.model.world_model import LeWM
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lewm.plan.tuned import tuned_plan
 
 _HOMES = {
+    "CollectConfig": "lewm.config",
     "Config": "lewm.config",
     "LeWM": "lewm.model.world_model",
     "PlanConfig": "lewm.config",
@@ -36,6 +37,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CollectConfig",
     "Config",
     "LeWM",
     "PlanConfig",

@@ -293,7 +293,7 @@ def data_check(arguments: list[str]) -> None:
     for number, (*values, at_bounds) in enumerate(report.actions):
         table.add_row(str(number), *(f"{value:.4g}" for value in values), f"{100 * at_bounds:.1f} %")
     console.print(table)
-    _say(f"Contact sheet: {sheet}")
+    _say(report.contact_sheet)
     if report.problems:
         raise DataError("\n- ".join([f"{args.file} has problems ({len(report.problems)}):", *report.problems]))
     _say("No problems found.")

@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "envs": VOCABULARY,
     "data": BASICS | {"video"},
     "data.collect": BASICS | {"envs"},
+    "data.generate": BASICS | {"envs"},
     "model": BASICS | {"checkpoint"},
     "plan": BASICS,
     "train": BASICS | SERVICES | {"model", "data"},

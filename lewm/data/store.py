@@ -26,10 +26,8 @@ which the compressor adapts).
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import os
-import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +37,8 @@ import h5py
 import numpy as np
 
 from lewm.data.chunks import ChunkError, FrameChunks, filters_of, write_frame, write_stored
-from lewm.errors import DataError, FileError
+from lewm.errors import DataError
+from lewm.files import completing
 from lewm.types import Array
 from lewm.version import __version__
 
@@ -222,7 +221,7 @@ def write_episodes(path: str | Path, episodes: Iterable[Columns], attributes: At
     here. One that has the frames of some steps only says which: ``frame_step`` int (F,), increasing, for pixels
     (F, R, R, 3); ``attributes`` then name the ``frame_stride``. They are the root's, besides format and version.
     """
-    with _atomic_file(Path(path)) as file:
+    with _new_file(Path(path)) as file:
         small, lengths, frame_rows, rows = list[Columns](), list[int](), list[Array](), 0
         for episode in episodes:
             columns = {name: column for name, column in episode.items() if name not in ("pixels", "frame_step")}
@@ -246,7 +245,7 @@ def merge_files(parts: Sequence[str | Path], path: str | Path, attributes: Attri
 
     One part is looked at at a time, so neither their number nor their size is limited by memory or open files.
     """
-    with _atomic_file(Path(path)) as file:
+    with _new_file(Path(path)) as file:
         lengths, frame_rows, columns = list[int](), list[Array](), dict[str, h5py.Dataset]()
         for part in parts:  # first all numbering, so that every column can be made in its final size
             with EpisodeStore(part) as store:
@@ -288,37 +287,31 @@ def _append_stored_frames(file: h5py.File, store: EpisodeStore) -> None:
 
 
 @contextlib.contextmanager
-def _atomic_file(path: Path) -> Iterator[h5py.File]:
+def _new_file(path: Path) -> Iterator[h5py.File]:
     """A new HDF5 file that takes its name only when it is complete and on disk; no trace of it otherwise."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with completing(path) as temporary:
         file = h5py.File(temporary, "w")
         try:
             yield file
             file.flush()
-        except BaseException:
-            # HDF5 cannot give up a file: it writes what it holds on closing, and crashes at exit if it could not.
-            # So the rest of this one goes where there is always room; that it is no proper file is expected.
-            with Path(os.devnull).open("wb") as nowhere:
-                os.dup2(nowhere.fileno(), file.id.get_vfd_handle())
-            with contextlib.suppress(OSError, RuntimeError):
-                file.close()
+            file.close()
+        except BaseException as error:
+            _give_up(file)
+            if isinstance(error, RuntimeError):  # how HDF5 reports a write that fails on closing
+                raise OSError(str(error)) from error
             raise
+
+
+def _give_up(file: h5py.File) -> None:
+    """Close a file that could not be written, or is not to be."""
+    if not file:  # it is closed
+        return
+    # HDF5 writes what it holds on closing, and crashes at exit if it could not. So the rest of this file goes where
+    # there is always room; that it is no proper file is expected.
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), file.id.get_vfd_handle())
+    with contextlib.suppress(OSError, RuntimeError):
         file.close()
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # the first error is the one to report
-            temporary.unlink(missing_ok=True)
-        # HDF5 reports a failed write as OSError, or as RuntimeError when the write happens on closing.
-        if not isinstance(error, OSError | RuntimeError):
-            raise
-        is_full = os.strerror(errno.ENOSPC) in str(error)
-        room = f"; {shutil.disk_usage(path.parent).free / 2**20:.0f} MiB are free there" if is_full else ""
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-        raise FileError(f"{path} cannot be written ({reason}){room}. Make room, or choose another place.") from error
 
 
 def _grow_pixels(file: h5py.File, count: int, resolution: int) -> tuple[h5py.Dataset, int]:

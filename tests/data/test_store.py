@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
 import subprocess
 import sys
 import zlib
@@ -293,7 +294,7 @@ def test_a_full_disk_is_reported_and_changes_nothing(write_tiny: WriteTiny, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(FileError, match=r"tiny\.h5 cannot be written .*No space left.* MiB are free"):
+    with pytest.raises(FileError, match=r"The disk is full: .*tiny\.h5 could not be written"):
         write_tiny([7])
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
@@ -319,6 +320,23 @@ except FileError as error:
     assert done.returncode == 1, "neither success nor a crash"
     assert done.stderr.startswith(f"refused: {tmp_path}/data.h5 cannot be written (File too large)")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_writer_leaves_nothing_that_stays(write_tiny: WriteTiny, tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+import numpy as np
+from lewm.data.store import write_episodes
+def episodes():
+    yield {"pixels": np.zeros((2, 4, 4, 3), np.uint8), "action": np.zeros((2, 2), np.float32)}
+    os.kill(os.getpid(), signal.SIGKILL)
+write_episodes(sys.argv[1], episodes(), {})
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "tiny.h5")]
+    assert subprocess.run(command, cwd=Path(__file__).parents[2]).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1, "what it had begun"
+    write_tiny([3])
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.h5"]
 
 
 def test_merged_parts_are_the_file_that_would_have_been_written_at_once(write_tiny: WriteTiny) -> None:

@@ -17,6 +17,7 @@ from lewm.data.formats.lerobot import is_lerobot, read_lerobot
 from lewm.data.formats.lerobot_writer import write_lerobot
 from lewm.data.store import NUMBERING, Columns, EpisodeStore, write_episodes
 from lewm.errors import DataError
+from lewm.files import check_place
 from lewm.types import Array, ProgressCallback
 from lewm.video import VideoQuality
 
@@ -54,11 +55,12 @@ def convert(
         raise DataError(f"What should {target} become? Say --to hdf5, folder or lerobot.")
     if target.exists():
         raise DataError(f"{target} exists already. Choose another name, or remove it first.")
+    check_place(target, [source])
     if fps < 1 or (resolution is not None and resolution < 1):
         raise DataError(f"fps and resolution must be positive, got {fps} and {resolution}.")
     episodes = _read(source, camera, functools.partial(fit_frames, resolution=resolution, crop=crop))
-    if resolution is not None or (form == "lerobot" and quality != "lossless"):
-        # No longer the frames that were collected: `lewm collect` must not take them for its own and add to them.
+    if detect_format(source) != "hdf5" or resolution is not None or (form == "lerobot" and quality != "lossless"):
+        # Perhaps not the episodes that were collected: `lewm collect` must not take them for its own and add to them.
         episodes = _without(episodes, COLLECTION_ATTRIBUTES)
     if form == "lerobot":
         write_lerobot(target, episodes, fps, quality, on_progress)
