@@ -35,6 +35,7 @@ from lewm.data.collect import collect
 from lewm.data.frames import open_frames
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import Windows
+from lewm.types import Inputs
 
 HISTORY, SKIP, BATCH, ROUNDS = 3, 5, 128, 3
 READ_SECONDS = 1.0  # of every reader in every round
@@ -107,7 +108,8 @@ def in_processes(dataset: Any, position: dict[int, int], processes: int) -> Call
 def reading_rates(path: Path, threads: int) -> dict[str, float]:
     """Samples per second of every reader."""
     store = EpisodeStore(path)
-    windows = Windows(store, open_frames(store, "disk", threads), np.arange(store.num_episodes), HISTORY, SKIP)
+    inputs = Inputs(HISTORY + 1, SKIP, store.action_dim, store.resolution)
+    windows = Windows(store, open_frames(store, "disk", threads), np.arange(store.num_episodes), inputs)
     first_rows = windows.rows(np.arange(len(windows)))[:, 0, 0]
     index = {int(row): i for i, row in enumerate(first_rows)}
     # A copy, as one process cannot open a file both in HDF5's way for concurrent writers, as this reader does, and not.

@@ -39,6 +39,7 @@ from lewm.data.windows import Windows, split_episodes
 from lewm.train.distributed import SINGLE
 from lewm.train.loop import prepare
 from lewm.train.trainer import Trainer, TrainingMonitor
+from lewm.types import Inputs
 
 H200_BF16 = 989e12  # dense, per second
 WARM_UP = 10
@@ -155,7 +156,7 @@ def hdf5_windows(config: Config) -> HDF5Windows:
     """The training windows, in a file as the public writer makes it."""
     store = EpisodeStore(config.data)  # type: ignore[arg-type]
     train_ids, _ = split_episodes(store.num_episodes, config.loader.val_fraction, config.loader.split_seed)
-    windows = Windows(store, None, train_ids, config.model.history, config.model.frame_skip)  # type: ignore[arg-type]
+    windows = Windows(store, None, train_ids, Inputs(config.model.history + 1, config.model.frame_skip, 2))
     path = Path(config.data or "").with_name("public.h5")
     if not path.exists():
         with h5py.File(store.path) as ours, h5py.File(path, "w") as public:

@@ -26,6 +26,8 @@ which the compressor adapts).
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import importlib
 import os
 import threading
@@ -36,7 +38,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from lewm.data.chunks import ChunkError, FrameChunks, filters_of, write_frame, write_stored
+from lewm.data.chunks import ChunkError, FrameChunks, chunk_sizes, filters_of, write_frame, write_stored
 from lewm.errors import DataError
 from lewm.files import completing
 from lewm.types import Array
@@ -44,6 +46,8 @@ from lewm.version import __version__
 
 FORMAT = "lewm-episodes"
 FORMAT_VERSION = 2  # 1: every row has a frame, no column is called success
+
+DIGESTED_FRAMES = 64
 
 # Besides pixels: what the store itself writes. The rest is the collector's.
 NUMBERING = ("episode_idx", "step_idx", "frame_row", "ep_len", "ep_offset")
@@ -63,6 +67,8 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
     between two of them.
     """
 
+    noun, frame_type = "frames", np.dtype(np.uint8)
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         # HDF5 is not thread-safe: every access through it needs this lock. Compressed frames are read past it.
@@ -72,9 +78,11 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
             self.attributes = self._checked_attributes()
             self._pixels = self._checked_pixels()
             self.num_frames, self.resolution = self._pixels.shape[:2]
+            self.frame_shape: tuple[int, ...] = (self.resolution, self.resolution, 3)
             self.num_rows = len(self._column("action")) if "frame_row" in self._file else self.num_frames
             self.frame_rows, self.frame_stride = self._checked_frame_rows()
             self.lengths, self.offsets = self._checked_episodes()
+            self._check_spacing()
             self.actions = self._checked_actions()
             self.columns = self._checked_columns()
             self._chunks = FrameChunks(self._pixels) if FrameChunks.fits(self._pixels) else None
@@ -114,7 +122,7 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         Threads may share it: compressed frames are fetched and inflated without a lock.
         """
         if out is None:
-            out = np.empty((len(rows), self.resolution, self.resolution, 3), np.uint8)
+            out = np.empty((len(rows), *self.frame_shape), np.uint8)
         frames = self.frames_at(rows)
         try:
             if self._chunks:
@@ -134,6 +142,21 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
                     place[:] = self._pixels[frame]
             except (OSError, RuntimeError, ValueError) as error:
                 raise ChunkError(frame, str(error)) from error
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of what tells this dataset from any other, in seconds even for a million frames.
+
+        That is the lengths of its episodes, their actions, the rows and the size of its frames, how many bytes each
+        chunk of them takes in the file, and the pixels of at most ``DIGESTED_FRAMES``, evenly spaced.
+        """
+        content = hashlib.sha256()
+        chosen = self.frame_rows[np.linspace(0, self.num_frames - 1, min(DIGESTED_FRAMES, self.num_frames)).astype(int)]
+        sizes = self._chunks.sizes if self._chunks else chunk_sizes(self._pixels)
+        parts = (self.lengths, self.actions, self.frame_rows, sizes, self.read_frames(chosen))
+        for part in parts:
+            content.update(f"{part.dtype} {part.shape}".encode() + part.tobytes())
+        return content.hexdigest()
 
     def check_environment(self, gym_id: str, action_dim: int) -> None:
         """Refuse data of another environment, or whose actions have another size."""
@@ -191,6 +214,13 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         tiled = (lengths > 0).all() and np.array_equal([*offsets, self.num_rows], np.cumsum([0, *lengths]))
         self._require(tiled, f"is damaged: ep_len and ep_offset must tile the {self.num_rows} rows. Make it again.")
         return lengths, offsets
+
+    def _check_spacing(self) -> None:
+        """Frames of an episode lie ``frame_stride`` rows apart, as its attribute says."""
+        episodes = np.searchsorted(self.offsets, self.frame_rows, side="right")
+        uneven = (np.diff(self.frame_rows) != self.frame_stride) & (np.diff(episodes) == 0)
+        row = self.frame_rows[np.argmax(uneven)] if uneven.any() else None
+        self._require(row is None, f"is damaged: after row {row}, the next frame is not {self.frame_stride} rows on.")
 
     def _checked_actions(self) -> Array:
         """All actions, float32 (N, action_dim); only the last row of an episode may be without one."""

@@ -15,7 +15,7 @@ from lewm.data.stats import action_stats, recorded_actions
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import Windows, split_episodes
 from lewm.errors import DataError
-from lewm.types import ActionStats, Array
+from lewm.types import ActionStats, Array, Inputs
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,8 @@ def load_windows(config: Config, dataset: Dataset, device: torch.device) -> Trai
     """Decode the frames to where they fit, and cut the episodes into windows."""
     model, loader, store = config.model, config.loader, dataset.store
     frames = open_frames(store, loader.cache, loader.threads, device=device)
-    training, validation = (
-        Windows(store, frames, ids, model.history, model.frame_skip) for ids in (dataset.train_ids, dataset.val_ids)
-    )
+    inputs = Inputs(model.history + 1, model.frame_skip, model.action_dim, model.encoder.image_size)
+    training, validation = (Windows(store, frames, ids, inputs) for ids in (dataset.train_ids, dataset.val_ids))
     if len(training) < config.train.batch_size:
         raise DataError(
             f"{config.data} gives {len(training)} training windows, fewer than one batch of "

@@ -21,7 +21,7 @@ import torch
 
 from lewm.config import Config
 from lewm.data.stats import BACKGROUND_FRAMES, background, changed_patches, spread_frames
-from lewm.data.windows import batch_indices
+from lewm.data.windows import Windows, batch_indices
 from lewm.errors import TrainingError
 from lewm.model.world_model import LeWM
 from lewm.rng import derive_seed
@@ -33,7 +33,7 @@ from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState, decisive_settings
 from lewm.train.step import CapturedStep, PlainStep, StepFunction
 from lewm.train.trainer import INITIAL_WEIGHTS, WINDOWS, SilentMonitor, Trainer, TrainingMonitor, make_sigreg
-from lewm.types import Array
+from lewm.types import Batch
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,7 @@ def prepare(
     if compilation:
         compiling, waited = compilation.wait(), time.perf_counter() - started
         monitor.note(f"Compiled in {compiling:.0f} s while the data was read; {waited:.0f} s in all before the start.")
-    windows_of = _windows_of(config, len(data.training), part)
-    batches = Batches(data.training.batch, windows_of, config.train.steps, device)
+    batches = Batches(_batch_of(config, data.training, part), config.train.steps, device)
     take_step: StepFunction = PlainStep(model, sigreg, state.optimizer, config.train, processes)
     # What processes say to one another cannot be captured.
     if config.train.cuda_graph and device.type == "cuda" and processes.count == 1:
@@ -165,7 +164,7 @@ def _initial_state(config: Config, dataset: Dataset, device: torch.device, proce
     return TrainingState(model, make_optimizer(model, config.train))
 
 
-def _windows_of(config: Config, windows: int, part: slice) -> Callable[[int], Array]:
-    """This process's windows of each step: its part of a batch that does not depend on how many share it."""
-    seed = derive_seed(config.seed, WINDOWS)
-    return lambda step: batch_indices(windows, config.train.batch_size, step, seed)[part]
+def _batch_of(config: Config, windows: Windows, part: slice) -> Callable[[int], Batch]:
+    """This process's part of the batch of each step, which does not depend on how many share it."""
+    seed, size = derive_seed(config.seed, WINDOWS), config.train.batch_size
+    return lambda step: windows.batch(batch_indices(len(windows), size, step, seed), (seed, step), part)
