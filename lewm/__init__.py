@@ -16,7 +16,7 @@ import lewm.envs  # noqa: F401  (registers the Gymnasium ids; imports no simulat
 from lewm.version import __version__
 
 if TYPE_CHECKING:
-    from lewm.config import Config, PlanConfig
+    from lewm.config import CollectConfig, Config, PlanConfig
     from lewm.data.collect import collect
     from lewm.envs.registry import make_env, register_env
     from lewm.methods.files import load
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lewm.presets import preset
 
 _HOMES = {
+    "CollectConfig": "lewm.config",
     "Config": "lewm.config",
     "LeWM": "lewm.methods.lewm",
     "PlanConfig": "lewm.config",
@@ -41,6 +42,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CollectConfig",
     "Config",
     "LeWM",
     "PlanConfig",

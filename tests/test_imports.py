@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "envs": VOCABULARY | {"user_modules"},
     "data": BASICS | {"video"},
     "data.collect": BASICS | {"envs"},
+    "data.generate": BASICS | {"envs"},
     "kernels": BASICS,
     "model": BASICS | {"kernels"},
     "methods": BASICS | {"checkpoint", "presets", "model"},

@@ -29,6 +29,11 @@ class FrozenEncoder:
     shape: tuple[int, ...]
     image_size: int
 
+    def to(self, device: torch.device) -> FrozenEncoder:
+        """The same on another device, where it then is."""
+        self.module.to(device)
+        return self
+
     @torch.no_grad()
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """Frames uint8 (N, R, R, 3), on its device -> features float32 (N, *shape)."""

@@ -1,4 +1,4 @@
-"""Writing LeRobot datasets; ``lewm.data.lerobot`` has the layout and reads it."""
+"""Writing LeRobot datasets; ``lewm.data.formats.lerobot`` has the layout and reads it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from lewm.data.exchange import EpisodeSource
-from lewm.data.lerobot import CAMERA, CHUNK_FILES, DATA_PATH, EPISODES_PATH, FEATURES, INDICES, VERSION, VIDEO_PATH
+from lewm.data.formats.exchange import EpisodeSource
+from lewm.data.formats.lerobot import (
+    CAMERA,
+    CHUNK_FILES,
+    DATA_PATH,
+    EPISODES_PATH,
+    FEATURES,
+    INDICES,
+    VERSION,
+    VIDEO_PATH,
+)
 from lewm.data.store import Attributes, Columns
 from lewm.errors import DataError
 from lewm.files import completing

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from lewm import cli
-from lewm.data.show import show
+from lewm.data.formats.show import show
 from lewm.data.store import write_episodes
 from lewm.errors import DataError, FileError
 from lewm.video import Mp4Reader
@@ -63,9 +63,22 @@ def test_an_mp4_has_the_frames_of_the_episode(dataset: Path, tmp_path: Path) -> 
     ],
 )
 def test_mistakes_are_explained_and_leave_nothing(dataset: Path, options: dict[str, object], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises((DataError, FileError), match=message):
         show(dataset, **options)  # type: ignore[arg-type]
     assert [path.name for path in dataset.parent.iterdir()] == ["grey.h5"]
+
+
+def test_a_film_takes_no_other_files_place(dataset: Path, tmp_path: Path) -> None:
+    link, notes, odd = tmp_path / "link.gif", tmp_path / "notes.gif", tmp_path / "dataset.gif"
+    link.symlink_to(dataset)
+    notes.write_text("not a film")
+    odd.write_bytes(dataset.read_bytes())
+    for source, out in ((dataset, link), (dataset, notes), (odd, odd), (dataset, odd)):
+        with pytest.raises(FileError, match="Choose another place"):
+            show(source, 0, out)
+    assert odd.read_bytes() == dataset.read_bytes()
+    assert (notes.read_text(), link.is_symlink()) == ("not a film", True)
+    assert show(dataset, 0, show(dataset, 1, tmp_path / "film.gif")).is_file(), "a film may take a film's place"
 
 
 def test_a_missing_package_is_named(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,9 @@ from PIL import Image
 
 from lewm.data.store import EpisodeStore
 from lewm.errors import DataError
-from lewm.files import completing
+from lewm.files import FILM, check_output, completing
 from lewm.video import Mp4Writer, encode_gif
 
-SUFFIXES = (".gif", ".mp4")
 PALETTE_FRAMES = 8  # whose colours a GIF can show
 
 
@@ -23,8 +22,7 @@ def show(path: str | Path, episode: int, out: str | Path | None = None, fps: int
     """
     path = Path(path)
     out = path.with_name(f"{path.stem}.episode{episode}.gif") if out is None else Path(out)
-    if out.suffix.lower() not in SUFFIXES:
-        raise DataError(f"A film is written as {' or '.join(SUFFIXES)}, but {out} was asked for. Choose one of these.")
+    check_output(out, FILM, [path])
     if not 1 <= fps <= 100:
         raise DataError(f"fps must be between 1 and 100, got {fps}.")
     with EpisodeStore(path) as store:

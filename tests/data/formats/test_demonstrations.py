@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lewm.data.collect import HELD_OUT_SEED, collect, generate_episode
-from lewm.data.demonstrations import choose_demonstration, demonstrations_digest, load_demonstrations
+from lewm.config import CollectConfig
+from lewm.data.collect import collect
+from lewm.data.formats.demonstrations import choose_demonstration, demonstrations_digest, load_demonstrations
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.data.store import EpisodeStore
 from lewm.envs import registry
 from lewm.envs.base import Expert
@@ -28,6 +30,10 @@ def arrays(lengths: tuple[int, ...] = LENGTHS, **changed: Any) -> dict[str, np.n
     rows = np.arange(sum(lengths), dtype=np.float32)
     columns = {"state": rows[:, None] + np.arange(5), "action": np.stack([rows, -rows], axis=1)}
     return columns | {"episode_ends": np.cumsum(lengths), **changed}
+
+
+def tiny(episodes: int, demos: str | None) -> CollectConfig:
+    return CollectConfig(episodes, resolution=8, workers=1, demos=demos)
 
 
 @pytest.fixture
@@ -210,7 +216,7 @@ def test_a_collection_replays_demonstrations_that_are_not_held_out(
     replayed_room: str, save: Callable[..., str], tmp_path: Path
 ) -> None:
     source, out = save(**room_demonstrations(25)), tmp_path / "data.h5"
-    report = collect(replayed_room, out, 60, resolution=8, seed=1, workers=1, demos=source)
+    report = collect(replayed_room, out, tiny(60, source), seed=1)
     with EpisodeStore(out) as store:
         numbers = store.read_column("state")[store.offsets, 0] - 30
         assert set(numbers.astype(int)) <= set(range(25)) - {0, 10, 20}
@@ -230,24 +236,24 @@ def test_a_collection_is_not_continued_with_other_demonstrations(
     replayed_room: str, save: Callable[..., str], tmp_path: Path
 ) -> None:
     out, demos = tmp_path / "data.h5", room_demonstrations(15)
-    collect(replayed_room, out, 3, resolution=8, workers=1, demos=save(**demos))
+    collect(replayed_room, out, tiny(3, save(**demos)))
     moved = tmp_path / "elsewhere.npz"
     np.savez_compressed(moved, **demos)
-    assert collect(replayed_room, out, 5, resolution=8, workers=1, demos=str(moved)).new_episodes == 2
+    assert collect(replayed_room, out, tiny(5, str(moved))).new_episodes == 2
     before = out.read_bytes()
     with pytest.raises(DataError, match=r"demonstrations is '[0-9a-f]{64}' there, but"):
-        collect(replayed_room, out, 9, resolution=8, workers=1, demos=save(**room_demonstrations(16)))
+        collect(replayed_room, out, tiny(9, save(**room_demonstrations(16))))
     with pytest.raises(DataError, match=r"generator is .* there, but"):
-        collect(replayed_room, out, 9, resolution=8, workers=1)
+        collect(replayed_room, out, tiny(9, None))
     assert out.read_bytes() == before
 
 
 def test_bad_demonstrations_create_nothing(replayed_room: str, save: Callable[..., str], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no demonstrations at"):
-        collect(replayed_room, tmp_path / "folder" / "data.h5", 3, demos=str(tmp_path / "absent.npz"))
+        collect(replayed_room, tmp_path / "folder" / "data.h5", tiny(3, str(tmp_path / "absent.npz")))
     source = save(**arrays(action=np.zeros((3, 2))))
     with pytest.raises(DataError, match="action must be numbers"):
-        collect(replayed_room, tmp_path / "folder" / "data.h5", 3, demos=source)
+        collect(replayed_room, tmp_path / "folder" / "data.h5", tiny(3, source))
     with pytest.raises(EnvError, match="no expert that replays"):
-        collect("tworoom", tmp_path / "folder" / "data.h5", 3, demos=source)
+        collect("tworoom", tmp_path / "folder" / "data.h5", tiny(3, source))
     assert not (tmp_path / "folder").exists()

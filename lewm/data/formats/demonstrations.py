@@ -112,7 +112,7 @@ def _read_npz(path: Path) -> tuple[Array, Array, Array]:
 
 def _read_lerobot(folder: Path) -> tuple[Array, Array, Array]:
     """States, actions, and one past the last row of each episode."""
-    from lewm.data.lerobot import read_lerobot_columns  # here, as it loads what .npz files do not need
+    from lewm.data.formats.lerobot import read_lerobot_columns  # here, as it loads what .npz files do not need
 
     features = json.loads((folder / "meta" / "info.json").read_text())["features"]
     sizes = {name: tuple(feature["shape"]) for name, feature in features.items()}

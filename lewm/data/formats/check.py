@@ -19,8 +19,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from lewm.data.chunks import filters_of
 from lewm.data.store import NOT_PER_ROW, Columns, EpisodeStore
-from lewm.errors import DataError
-from lewm.files import completing
+from lewm.errors import DataError, FileError
+from lewm.files import PICTURE, check_output, completing
 from lewm.types import Array, ProgressCallback
 
 BLOCK_FRAMES = 64  # that a thread decodes at a time
@@ -37,11 +37,13 @@ class CheckReport:
     problems: one sentence each; none: the file is sound.
     facts: names and values, ready to print.
     actions: per action dimension mean, std, min, max and the share of actions at either of these two, (action_dim, 5).
+    contact_sheet: a sentence on where it is, or why it is nowhere; empty, if none was asked for.
     """
 
     problems: tuple[str, ...]
     facts: dict[str, str]
     actions: Array
+    contact_sheet: str
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,13 @@ def check(
 ) -> CheckReport:
     """Read a whole dataset file and report on it; draw a contact sheet if told where. ``on_progress`` counts frames.
 
-    Raises only where there is nothing to examine: no file, not HDF5, or no frames in it.
+    Raises only where there is nothing to examine (no file, not HDF5, no frames in it), or if the sheet would take
+    something else's place. A place that cannot be written is no reason not to read.
     """
     path = Path(path)
     refusal = ""
+    if contact_sheet:
+        check_output(contact_sheet, PICTURE, [path])
     with contextlib.ExitStack() as stack:
         try:
             store = stack.enter_context(EpisodeStore(path))
@@ -77,12 +82,11 @@ def check(
         problems = [*([refusal] if refusal else []), *(unreadable or _column_problems(columns))]
         read = _store_reader(store) if store else _file_reader(file)
         starts = _first_frames(columns, len(file["pixels"]))
-        if contact_sheet:  # first, so that a place that cannot be written is known before the long part
-            _write_contact_sheet(contact_sheet, read, len(file["pixels"]), starts)
+        drawn = _draw_contact_sheet(contact_sheet, read, len(file["pixels"]), starts) if contact_sheet else ""
         scan = _scan(read, len(file["pixels"]), starts, on_progress)
         problems += _shortened([f"Frame {frame} cannot be read: {why}" for frame, why in scan.unreadable], "frames")
         facts = _facts(path, file, scan) | _episode_facts(columns) | _repetition_facts(scan)
-        return CheckReport(tuple(problems), facts, _action_table(_column(columns, "action")))
+        return CheckReport(tuple(problems), facts, _action_table(_column(columns, "action")), drawn)
 
 
 def _store_reader(store: EpisodeStore) -> ReadFrames:
@@ -220,8 +224,8 @@ def _scan_block(read: ReadFrames, block: range, begins: Array) -> _Scan:
     return _Scan(len(block), int(same.sum()), int(uniform.sum()))
 
 
-def _write_contact_sheet(path: Path, read: ReadFrames, count: int, starts: Array) -> None:
-    """A PNG of some frames: one line for each of a few episodes, from its first frame to its last."""
+def _draw_contact_sheet(path: Path, read: ReadFrames, count: int, starts: Array) -> str:
+    """A PNG of some frames, one line for each of a few episodes, from its first frame to its last. Says where it is."""
     font = ImageFont.load_default(size=12)
     shown = np.unique(np.linspace(0, len(starts) - 1, SHEET_EPISODES).round().astype(int))
     label, step = 64, TILE + GAP
@@ -233,8 +237,12 @@ def _write_contact_sheet(path: Path, read: ReadFrames, count: int, starts: Array
         draw.text((GAP, top), f"episode\n{episode}", fill=(200, 205, 215), font=font)
         for column, frame in enumerate(np.linspace(starts[episode], stop - 1, SHEET_FRAMES).round().astype(int)):
             sheet.paste(_tile(read, frame), (label + column * step, top))
-    with completing(path) as temporary:
-        sheet.save(temporary, "PNG")
+    try:
+        with completing(path) as temporary:
+            sheet.save(temporary, "PNG")
+    except FileError as error:
+        return f"No contact sheet was drawn: {error} With --contact-sheet PATH it goes elsewhere."
+    return f"Contact sheet: {path}"
 
 
 def _tile(read: ReadFrames, frame: int) -> Image.Image:

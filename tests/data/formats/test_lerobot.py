@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lewm.data import lerobot_writer
-from lewm.data.convert import convert
-from lewm.data.lerobot import read_lerobot, read_lerobot_columns
+from lewm.data.formats import lerobot_writer
+from lewm.data.formats.convert import convert
+from lewm.data.formats.lerobot import read_lerobot, read_lerobot_columns
 from lewm.data.store import EpisodeStore, write_episodes
 from lewm.errors import DataError
 

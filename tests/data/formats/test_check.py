@@ -11,10 +11,11 @@ import pytest
 from PIL import Image
 
 from lewm import cli
-from lewm.data.check import GAP, SHEET_EPISODES, TILE, check
+from lewm.config import CollectConfig
 from lewm.data.collect import collect
+from lewm.data.formats.check import GAP, SHEET_EPISODES, TILE, check
 from lewm.data.store import EpisodeStore, write_episodes
-from lewm.errors import DataError
+from lewm.errors import DataError, FileError
 
 WriteTiny = Callable[..., Path]
 
@@ -35,7 +36,7 @@ def chunk_places(path: Path) -> list[tuple[int, int]]:
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("check") / "tworoom.h5"
-    collect("tworoom", path, episodes=3, resolution=28, workers=1)
+    collect("tworoom", path, CollectConfig(episodes=3, resolution=28, workers=1))
     return path
 
 
@@ -239,6 +240,30 @@ def test_the_contact_sheet_shows_a_few_of_many_episodes(write_tiny: WriteTiny, t
     check(write_tiny([2] * 40), sheet)
     with Image.open(sheet) as picture:
         assert picture.height == SHEET_EPISODES * (TILE + GAP) + GAP
+
+
+def test_a_contact_sheet_takes_no_other_files_place(write_tiny: WriteTiny, tmp_path: Path) -> None:
+    path, notes, link = write_tiny([4]), tmp_path / "notes.png", tmp_path / "link.png"
+    notes.write_text("not a picture")
+    link.symlink_to(path)
+    before = path.read_bytes()
+    for place in (path, link, notes, tmp_path):
+        with pytest.raises(FileError, match=r"Choose another place|Rename it|name of a file"):
+            check(path, place)
+    assert cli.run(["data", "check", str(path), "--contact-sheet", str(path)]) == 1
+    assert path.read_bytes() == before
+    assert (notes.read_text(), link.is_symlink()) == ("not a picture", True)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="a folder in which not even root may write")
+def test_a_dataset_in_a_read_only_folder_is_checked(write_tiny: WriteTiny, capsys: pytest.CaptureFixture[str]) -> None:
+    with write_tiny([4]).open("rb") as file:
+        place = f"/proc/self/fd/{file.fileno()}"
+        assert cli.run(["data", "check", place]) == 0
+    out = capsys.readouterr().out
+    assert f"No contact sheet was drawn: {place}.contact.png cannot be written" in out
+    assert "--contact-sheet" in out
+    assert "No problems found." in out
 
 
 def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:

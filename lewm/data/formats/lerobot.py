@@ -30,7 +30,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from lewm.data.exchange import EpisodeSource, FitFrames
+from lewm.data.formats.exchange import EpisodeSource, FitFrames
 from lewm.data.store import Columns
 from lewm.errors import DataError, unknown_name
 from lewm.types import Array
