@@ -38,8 +38,8 @@ from lewm.evaluate.runner import run_episodes
 from lewm.evaluate.stats import Rate
 from lewm.model.world_model import LeWM
 from lewm.plan.cost import TotalCost, squared_distance
-from lewm.plan.mpc import Planner, Request
 from lewm.plan.noise import normal
+from lewm.plan.planner import Planner
 from lewm.plan.solver import Problem, Search
 from lewm.types import EpisodeSpec
 
@@ -226,10 +226,7 @@ class Contender:
 class Together(Planner):
     """Solves a batch together on a CPU too: gradients of a few small plans are mostly calls, not arithmetic."""
 
-    def _batches(self, requests: Sequence[Request]) -> list[list[int]]:
-        # With whole plans, all requests of a turn have the same number of frames and the same horizon.
-        starts = range(0, len(requests), BATCH)
-        return [list(range(start, min(start + BATCH, len(requests)))) for start in starts]
+    batch_size = BATCH
 
 
 def contenders() -> list[Contender]:

@@ -29,7 +29,7 @@ from lewm.evaluate.runner import run_episodes
 from lewm.evaluate.stats import Rate
 from lewm.model.world_model import LeWM
 from lewm.plan.icem import ICEM, colour
-from lewm.plan.mpc import Planner
+from lewm.plan.planner import Planner
 from lewm.plan.solver import Problem, Search
 from lewm.plan.tuned import tuned_plan
 from lewm.types import EpisodeSpec

@@ -22,7 +22,7 @@ from lewm.evaluate.policies import PlanningPolicy
 from lewm.evaluate.runner import run_episodes
 from lewm.evaluate.stats import Rate
 from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Planner
+from lewm.plan.planner import Planner
 from lewm.types import EpisodeSpec
 
 BUDGET = 50

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from lewm.data.collect import collect
     from lewm.envs.registry import make_env, register_env
     from lewm.model.world_model import LeWM
-    from lewm.plan.mpc import Planner
+    from lewm.plan.planner import Planner
     from lewm.plan.tuned import tuned_plan
 
 _HOMES = {
     "Config": "lewm.config",
     "LeWM": "lewm.model.world_model",
     "PlanConfig": "lewm.config",
-    "Planner": "lewm.plan.mpc",
+    "Planner": "lewm.plan.planner",
     "collect": "lewm.data.collect",
     "make_env": "lewm.envs.registry",
     "preset": "lewm.config",

@@ -28,7 +28,7 @@ from lewm.export.card import CARD, _planner
 from lewm.export.commands import collect_command, eval_command, train_command
 from lewm.export.writer import export_run
 from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Planner
+from lewm.plan.planner import Planner
 from lewm.train.loop import train
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from lewm.evaluate.journal import Note, Notes
 from lewm.evaluate.worlds import Happened, Opening
-from lewm.plan.mpc import Memory, Planner, Request
+from lewm.plan.inputs import Request
+from lewm.plan.planner import Memory, Planner
 from lewm.plan.schedule import Turn, next_turn
 from lewm.rng import derive_seed, stream
 from lewm.types import Array, EpisodeResult, EpisodeSpec, Plan

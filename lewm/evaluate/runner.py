@@ -31,7 +31,7 @@ from lewm.evaluate.results import Evaluation, Times, versions
 from lewm.evaluate.worker import ProcessWorlds
 from lewm.evaluate.worlds import LocalWorlds, Order, Setting, Worlds
 from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Planner
+from lewm.plan.planner import Planner
 from lewm.types import EpisodeResult, EpisodeSpec, ProgressCallback
 
 

@@ -18,7 +18,8 @@ from lewm.evaluate.journal import Journal, Note
 from lewm.evaluate.results import Evaluation
 from lewm.evaluate.runner import evaluate, open_journal
 from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Planner, Request
+from lewm.plan.inputs import Request
+from lewm.plan.planner import Planner
 from lewm.types import Plan
 
 EPISODES = 5

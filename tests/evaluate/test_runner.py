@@ -24,7 +24,7 @@ from lewm.evaluate.policies import Episode, PlanningPolicy, RandomPolicy
 from lewm.evaluate.results import Evaluation
 from lewm.evaluate.runner import evaluate, run_episodes
 from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Planner
+from lewm.plan.planner import Planner
 from lewm.types import ActionStats, Array, EpisodeResult, EpisodeSpec
 
 SPECS = load_manifest("tworoom").first(6)

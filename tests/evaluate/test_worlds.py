@@ -26,7 +26,7 @@ from lewm.evaluate.runner import run_episodes
 from lewm.evaluate.worker import ProcessWorlds
 from lewm.evaluate.worlds import LocalWorlds, Order, Setting
 from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Planner
+from lewm.plan.planner import Planner
 from lewm.types import Array, EpisodeSpec
 
 SPECS = load_manifest("tworoom").first(5)
