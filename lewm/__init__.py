@@ -1,8 +1,9 @@
 """LeWorldModel: learn a latent world model from pixels and actions, and plan in it.
 
     model = lewm.LeWM.from_pretrained("runs/demo/training")
-    planner = lewm.Planner(model)
-    plan = planner.plan(context, goal)
+    agent = lewm.Agent(model, lewm.PlanConfig(schedule="shrinking"), bounds=env.action_space)
+    agent.reset(goal)
+    action = agent.act(frame)
 
 Names are imported on first use, so that ``import lewm`` stays quick and pulls in no simulator.
 """
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from lewm.data.collect import collect
     from lewm.envs.registry import make_env, register_env
     from lewm.model.world_model import LeWM
+    from lewm.plan.agent import Agent
     from lewm.plan.planner import Planner
     from lewm.plan.tuned import tuned_plan
 
 _HOMES = {
+    "Agent": "lewm.plan.agent",
     "Config": "lewm.config",
     "LeWM": "lewm.model.world_model",
     "PlanConfig": "lewm.config",
@@ -36,6 +39,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Agent",
     "Config",
     "LeWM",
     "PlanConfig",

@@ -29,6 +29,7 @@ from lewm.data.lerobot_writer import write_lerobot
 from lewm.data.store import NUMBERING, Columns, EpisodeStore, write_episodes
 from lewm.errors import DataError
 from lewm.files import completing
+from lewm.frames import resized
 from lewm.types import Array, ProgressCallback
 from lewm.video import VideoQuality
 
@@ -149,13 +150,7 @@ def fit_frames(frames: Array, resolution: int | None = None, crop: bool = False)
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     square = frames[:, top : top + side, left : left + side]
-    if resolution is None or resolution == side:
-        return square
-    resized = np.empty((len(frames), resolution, resolution, 3), np.uint8)
-    for frame, new in zip(square, resized, strict=True):
-        # Means over each new pixel's area: nothing is skipped when shrinking.
-        cv2.resize(np.ascontiguousarray(frame), (resolution, resolution), dst=new, interpolation=cv2.INTER_AREA)
-    return resized
+    return square if resolution is None else resized(square, resolution)
 
 
 def _counted(source: EpisodeSource, on_progress: ProgressCallback | None) -> EpisodeSource:

@@ -7,7 +7,6 @@ they are due; whoever uses a ``Planner`` alone keeps the context, and decides wh
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,24 +22,6 @@ from lewm.plan.solver import Solver
 from lewm.plan.solvers import make_solver
 from lewm.plan.soonest import SoonestSearch
 from lewm.types import Array, Context, Plan, WorldModel
-
-
-class Memory:
-    """Collects an episode's frames and executed blocks, and hands out the part a plan starts from."""
-
-    def __init__(self, first_frame: Array, history: int) -> None:
-        self._frames = deque([first_frame], maxlen=history)
-        self._executed: deque[Array] = deque(maxlen=history - 1)
-
-    def add(self, block: Array, frame: Array) -> None:
-        """An executed action block (K, action_dim) and the frame (R, R, 3) that followed it."""
-        self._executed.append(block)
-        self._frames.append(frame)
-
-    def context(self) -> Context:
-        """The last ``history`` frames, or as many as there are, and the blocks between them."""
-        executed = np.stack(self._executed) if self._executed else np.zeros((0, 0, 0), np.float32)
-        return Context(np.stack(self._frames), executed)
 
 
 class Planner:

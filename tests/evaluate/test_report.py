@@ -1,12 +1,12 @@
 """The report page: complete, self-contained, true to its evaluation, and readable in a browser."""
 
 import base64
-import dataclasses
 import errno
 import io
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from lewm.config import preset
 from lewm.errors import FileError
 from lewm.evaluate import animation
 from lewm.evaluate.animation import episodes_gif
+from lewm.evaluate.episodes import Task, run_episodes
 from lewm.evaluate.policies import RandomPolicy
 from lewm.evaluate.report import choose_episodes, write_report
 from lewm.evaluate.results import Evaluation
-from lewm.evaluate.runner import run_episodes
 from lewm.types import EpisodeResult, EpisodeSpec, Plan
 
 # In the order of the pairs: out of reach, solved before it began, and near enough to stumble upon.
@@ -52,18 +52,17 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
     """Three TwoRoom episodes under random actions, the last two solved, with two made-up plans each."""
-    shared = {"resolution": 8, "frame_skip": 5, "budget": BUDGET}
     plans = tuple(
         Plan(np.zeros((25, 2), np.float32), cost, np.linspace(9 * cost, cost, 5, dtype=np.float32))
         for cost in (0.5, 0.125)
     )
-    played = run_episodes(RandomPolicy(11), "tworoom", SPECS, **shared)
+    played = run_episodes(RandomPolicy(11), Task("tworoom", SPECS, BUDGET))
     assert [r.success for r in played] == [False, True, True]
     config = preset("debug")
-    config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, budget=BUDGET))
-    results = tuple(dataclasses.replace(result, plans=plans) for result in played)
+    config = replace(config, eval=replace(config.eval, budget=BUDGET))
+    results = tuple(replace(result, plans=plans) for result in played)
     # Declared failures, so that the rates differ and a page that mixes them up is noticed.
-    random_results = tuple(dataclasses.replace(result, reached=np.zeros_like(result.reached)) for result in played)
+    random_results = tuple(replace(result, reached=np.zeros_like(result.reached)) for result in played)
     return Evaluation(config, 25, results, random_results)
 
 
@@ -219,7 +218,7 @@ def test_without_a_training_record(tmp_path: Path, evaluation: Evaluation):
 
 
 def test_without_plans(tmp_path: Path, evaluation: Evaluation):
-    bare = dataclasses.replace(evaluation, results=evaluation.random_results)
+    bare = replace(evaluation, results=evaluation.random_results)
     page = Page(write_report(tmp_path / "report.html", bare, METRICS, {}).read_text())
     assert "without plans" in page.sections["imagination"]
 
@@ -250,7 +249,7 @@ def test_a_failing_write_leaves_the_old_report(tmp_path: Path, evaluation: Evalu
 )
 def test_shown_episodes_include_failures(solved: int, failed: int, shown_solved: int, shown_failed: int):
     results = [
-        EpisodeResult(i, np.zeros(2), False, np.arange(3) == (1 if i < solved else 3), np.zeros((4, 2)))
+        EpisodeResult(i, False, np.arange(3) == (1 if i < solved else 3), np.zeros(2), np.zeros((4, 2)))
         for i in range(solved + failed)
     ]
     shown = choose_episodes(results)

@@ -15,7 +15,7 @@ from lewm.errors import ConfigError, PlanningError
 from lewm.model.world_model import LeWM
 from lewm.plan.cost import Objective, squared_distance, terminal_distance
 from lewm.plan.inputs import Encoded, Request
-from lewm.plan.planner import Memory, Planner
+from lewm.plan.planner import Planner
 from lewm.types import Array, Context, EncoderFunction, Plan, RolloutFunction
 
 CONFIG = PlanConfig(horizon=2, samples=16, iterations=3, elites=4)
@@ -441,24 +441,3 @@ def test_plans_longer_than_what_was_recorded_are_refused():
     Planner(RecordedWorld(), config=replace(RECORDED, horizon=3))
     with pytest.raises(PlanningError, match="a plan of 4 blocks has 8 actions, the model's recorded sequences have 6"):
         Planner(RecordedWorld(), config=replace(RECORDED, horizon=4))
-
-
-def test_memory_hands_out_the_last_frames_and_the_blocks_between_them():
-    numbered = [np.full((2, 2, 3), i, np.uint8) for i in range(6)]
-    memory = Memory(numbered[0], history=3)
-    assert len(memory.context().executed) == 0
-    for i in range(1, 6):
-        # Block i leads from frame i-1 to frame i.
-        memory.add(np.full((5, 2), i, np.float32), numbered[i])
-        context = memory.context()
-        first = max(0, i - 2)
-        assert context.frames[:, 0, 0, 0].tolist() == list(range(first, i + 1))
-        assert context.executed[:, 0, 0].tolist() == list(range(first + 1, i + 1))
-        assert context.executed.shape[1:] == (5, 2)
-
-
-def test_memory_of_one_frame_keeps_no_blocks():
-    memory = Memory(np.zeros((2, 2, 3), np.uint8), history=1)
-    memory.add(np.ones((5, 2), np.float32), np.ones((2, 2, 3), np.uint8))
-    assert memory.context().frames[:, 0, 0, 0].tolist() == [1]
-    assert len(memory.context().executed) == 0
