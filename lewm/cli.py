@@ -116,8 +116,8 @@ class EvalArgs:
     solver: SolverName | None = None  # Short for --plan.solver.
     tuned: bool = False  # Plan as was best for the environment's trained model; --plan.X still counts.
     fixed_flops: float | None = None  # Choose plan.iterations so that a plan takes at most so much arithmetic.
-    # Where to write the results as JSON; None: evaluation.json in the checkpoint's folder, or, for a model given by
-    # name, NAME_evaluation.json here.
+    # Where to write the results as JSON; None: named by what is asked, in RUN/evaluations/STEP for a run's checkpoint,
+    # in evaluations/MODEL here for other models.
     out: Path | None = None
     videos: int = 0  # Show so many episodes as GIFs, in a folder beside the results.
     seed: int = 0  # Of the planner's random streams.
@@ -128,8 +128,6 @@ class EvalArgs:
     def __post_init__(self) -> None:
         if not 0 <= self.videos <= self.eval.episodes:
             raise ConfigError(f"videos must be between 0 and eval.episodes ({self.eval.episodes}), got {self.videos}.")
-        if self.out and self.out.is_dir():
-            raise ConfigError(f"{self.out} is a folder; --out names the JSON file to write.")
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -139,6 +137,10 @@ def evaluate(arguments: list[str]) -> None:
     from lewm.demo import evaluate_with_progress
     from lewm.envs.registry import env_entry
     from lewm.evaluate import animation, flops
+    from lewm.evaluate.question import ask
+    from lewm.evaluate.results import read_rates
+    from lewm.evaluate.runner import evaluate as evaluate_again
+    from lewm.files import RESULTS, check_output
     from lewm.model.world_model import LeWM
     from lewm.plan.tuned import tuned_plan
 
@@ -154,20 +156,26 @@ def evaluate(arguments: list[str]) -> None:
         args = _parse(EvalArgs, rest, f"eval {source}", replace(default, plan=tuned))
     plan = replace(args.plan, solver=args.solver) if args.solver else args.plan
     settings = replace(args.eval, manifest=args.manifest) if args.manifest else args.eval
+    if args.out:
+        check_output(args.out, RESULTS, [folder, *([Path(settings.manifest)] if settings.manifest else [])])
     model = LeWM.from_pretrained(folder, args.device)
     if args.fixed_flops is not None:
         plan = flops.with_fixed_flops(model.config, plan, args.fixed_flops)
         spent = plan.iterations * flops.iteration_flops(model.config, plan)
         _say(f"{plan.iterations} iterations of {plan.solver}: {spent:.2e} floating-point operations per plan.")
     config = replace(run, env=args.env, seed=args.seed, device=args.device, plan=plan, eval=settings)
-    given_by_name = not Path(source).exists()  # then its folder is the package's or a cache
-    out = args.out or (Path(f"{Path(source).name}_evaluation.json") if given_by_name else folder / "evaluation.json")
-    evaluation = evaluate_with_progress(model, config, out, folder, console)
-    _print_rates(evaluation.rates())
+    question = ask(model, config)
+    out = args.out or question.place(source, folder)
+    evaluation = evaluate_with_progress(model, config, question, out, folder, console)
+    if evaluation is None:
+        _say("This very question was answered before; nothing is done again.")
+    _print_rates(read_rates(out))
     _say(f"Results: {out}")
     if args.videos:
+        few = replace(config, eval=replace(config.eval, episodes=args.videos))
+        shown = evaluation or evaluate_again(model, few)  # results do not say what was seen
         videos = out.with_name(f"{out.stem}_videos")
-        animation.write_videos(videos, config.env, evaluation.results[: args.videos])
+        animation.write_videos(videos, config.env, shown.results[: args.videos])
         _say(f"Videos: {videos}")
 
 
@@ -435,11 +443,13 @@ def _say(message: str) -> None:
 
 
 def _print_rates(rates: dict[str, Rate]) -> None:
+    from lewm.evaluate.results import LABELS
+
     table = Table("", "success", "95 % interval", "episodes", box=None, header_style="bold")
     for name, rate in rates.items():
         low, high = rate.interval
         interval = f"{100 * low:.1f} to {100 * high:.1f} %"
-        table.add_row(name, f"{100 * rate.value:.1f} %", interval, f"{rate.successes} of {rate.total}")
+        table.add_row(LABELS[name], f"{100 * rate.value:.1f} %", interval, f"{rate.successes} of {rate.total}")
     console.print(table)
 
 

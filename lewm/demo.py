@@ -7,7 +7,6 @@ Each stage picks up what an earlier call left, finished or not.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 from dataclasses import replace
@@ -18,9 +17,11 @@ from rich.console import Console
 from lewm.config import CollectConfig, Config
 from lewm.data.collect import collect
 from lewm.errors import ConfigError
+from lewm.evaluate.answer import answering
+from lewm.evaluate.question import Question, ask
 from lewm.evaluate.report import write_report
-from lewm.evaluate.results import Evaluation
-from lewm.evaluate.runner import evaluate, open_journal
+from lewm.evaluate.results import Evaluation, model_files, read_rates
+from lewm.evaluate.runner import evaluate
 from lewm.evaluate.stats import Rate
 from lewm.files import read_json
 from lewm.model.world_model import LeWM
@@ -60,20 +61,22 @@ def collect_with_progress(env: str, out: Path, settings: CollectConfig, seed: in
     console.print(f"{report.successes:,} of {report.episodes:,} episodes reached their goal", markup=False)
 
 
-def evaluate_with_progress(model: LeWM, config: Config, out: Path, folder: Path, console: Console) -> Evaluation:
+def evaluate_with_progress(
+    model: LeWM, config: Config, question: Question, out: Path, folder: Path, console: Console
+) -> Evaluation | None:
     """Evaluate behind a progress bar, from where an interrupted call stopped; the results go to the file ``out``.
 
-    folder: of the model's files.
+    folder: of the model's files. None if the results of this question are there already.
     """
-    with contextlib.closing(open_journal(out, model, config)) as journal:
+    with answering(out, question) as journal:
+        if journal is None:
+            return None
         if journal.earlier:
             console.print(f"Going on from {journal.path}: {journal.earlier:,} plans are there.", markup=False)
-        if journal.forgets:
-            problem = "holds an evaluation of something else that was interrupted; this one takes its place"
-            console.print(f"{journal.path} {problem}.", markup=False)
+        files = model_files(folder)
         with progress_bar(console, "plan") as on_progress:
             evaluation = evaluate(model, config, on_progress, journal)
-        evaluation.save(out, folder)
+        evaluation.save(out, files, question)
         journal.remove()
     return evaluation
 
@@ -88,23 +91,26 @@ def _clear(out: Path) -> None:
 
 
 def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
-    """The rates of an evaluation that an earlier call finished with this configuration."""
-    if not (out / EVALUATION).is_file() or not (out / REPORT).is_file():
+    """The rates of an evaluation that an earlier call finished with this configuration, if its report is there too."""
+    if not (out / EVALUATION).is_file():
         return None
     document = read_json(out / EVALUATION)
     # Not compared as it stands in the file: a setting that did not exist yet had the value that is now the default.
     if read_config(document["config"]) != config:
         raise ConfigError(f"{out} holds a demo with other settings. Start over with `lewm demo --fresh`.")
-    return {name: Rate(rate["successes"], rate["episodes"]) for name, rate in document["rates"].items()}
+    return read_rates(out / EVALUATION) if (out / REPORT).is_file() else None
 
 
 def _evaluate(config: Config, result: TrainResult, out: Path, console: Console) -> dict[str, Rate]:
-    evaluation = evaluate_with_progress(result.model, config, out / EVALUATION, result.checkpoint, console)
-    parameters = sum(p.numel() for p in result.model.parameters())
+    model, results, evaluation = result.model, out / EVALUATION, None
+    if not results.is_file():
+        evaluation = evaluate_with_progress(model, config, ask(model, config), results, result.checkpoint, console)
+    evaluation = evaluation or evaluate(model, config)  # only the report was missing, which shows what happened
+    parameters = sum(p.numel() for p in model.parameters())
     summary = {
         "Environment": config.env,
         "Model": f"{parameters:,} parameters, embedding of {config.model.embed_dim} numbers",
-        "Training": f"{result.steps} steps of {config.train.batch_size} windows on {result.model.device}",
+        "Training": f"{result.steps} steps of {config.train.batch_size} windows on {model.device}",
         "Checkpoint": str(result.checkpoint),
     }
     write_report(out / REPORT, evaluation, read_metrics(result.directory / "metrics.jsonl"), summary)

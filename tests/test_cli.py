@@ -256,12 +256,14 @@ def test_collect_train_eval_info(lewm: Lewm, tmp_path: Path):
 
     answer = lewm("eval", run, "--eval.episodes", 3, "--device", "cpu")
     assert answer.status == 0
-    for name in ("planning with the world model", "random policy"):
+    for name in ("policy", "random policy"):
         assert f"{name} " in answer.out
         assert f"{name}, strict " in answer.out
     assert "already solved at the start" in answer.out
     assert "of 3" in answer.out
-    document = json.loads((checkpoint / "evaluation.json").read_text())
+    (results,) = (run / "evaluations" / checkpoint.name).iterdir()
+    assert f"Results: {results}" in answer.out
+    document = json.loads(results.read_text())
     assert len(document["episodes"]) == 3
     # What was not said comes from the run.
     assert document["config"]["plan"]["samples"] == 8
@@ -292,7 +294,7 @@ def test_eval_can_be_told_where_to_write(lewm: Lewm, debug_run: Path, tmp_path: 
     assert answer.status == 0
     assert str(out) in answer.out
     assert json.loads(out.read_text())["config"]["seed"] == 4
-    assert not (debug_run / "checkpoints" / "step_0000008" / "evaluation.json").exists()
+    assert not (debug_run / "evaluations").exists()
 
 
 @pytest.mark.parametrize(
@@ -307,7 +309,7 @@ def test_eval_can_be_told_where_to_write(lewm: Lewm, debug_run: Path, tmp_path: 
         (["--manifest", "no/such.json"], "There is no manifest at no/such.json"),
         (["--videos", "3"], "videos must be between 0 and eval.episodes (2), got 3."),
         (["--eval.workers", "-1"], "eval.workers must be at least 0, got -1."),
-        (["--out", "."], ". is a folder; --out names the JSON file to write."),
+        (["--out", "."], ". is to be results of an evaluation, whose name ends in .json."),
     ],
 )
 def test_eval_refuses_the_impossible(lewm: Lewm, debug_run: Path, tmp_path: Path, options: list[str], message: str):

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from lewm import checkpoint
-from lewm.checked import to_dict
 from lewm.config import Config
 from lewm.envs.registry import EnvEntry, env_entry
 from lewm.errors import PlanningError
 from lewm.evaluate.episodes import Task, run_episodes
-from lewm.evaluate.journal import Journal, Notes
+from lewm.evaluate.floor import random_outcomes
+from lewm.evaluate.journal import Notes
 from lewm.evaluate.manifest import load_manifest
-from lewm.evaluate.policies import AgentPolicy, NotedPlanner, RandomPolicy
-from lewm.evaluate.results import Evaluation, Times, versions
-from lewm.model.world_model import LeWM
+from lewm.evaluate.policies import AgentPolicy, NotedPlanner
+from lewm.evaluate.question import device_name
+from lewm.evaluate.results import Evaluation, Times
 from lewm.plan.agent import Agent
 from lewm.plan.policy import PlanningPolicy, policy_for
 from lewm.types import Actor, ProgressCallback, WorldModel
@@ -52,33 +45,8 @@ def evaluate(
 
     results = run_episodes(AgentPolicy(agent), task, report)
     times = Times(earlier + time.perf_counter() - started, tuple(notes.seconds))
-    floor = run_episodes(RandomPolicy(config.seed), task)
-    return Evaluation(config, manifest.goal_offset, tuple(results), tuple(floor), times, _device_name(method))
-
-
-def open_journal(out: Path, model: LeWM, config: Config) -> Journal:
-    """The notes of an evaluation whose results will be the file ``out``: OUT.partial, beside it.
-
-    Close it whatever happens, and remove it when ``out`` is written.
-    """
-    specs = load_manifest(config.env, config.eval.manifest).first(config.eval.episodes)
-    pairs = json.dumps([[spec.index, spec.start, spec.goal] for spec in specs])
-    weights = model.state_dict() | ({} if model.recorded_actions is None else {"recorded": model.recorded_actions})
-    question = {
-        "versions": versions(),
-        "device": _device_name(model),
-        "weights": checkpoint.weights_digest(weights),
-        "environment": env_entry(config.env).gym_id,
-        "pairs": hashlib.sha256(pairs.encode()).hexdigest(),
-        "seed": config.seed,
-        "plan": to_dict(config.plan),
-        "eval": to_dict(replace(config.eval, workers=0)),  # their number changes nothing
-    }
-    return Journal(out.with_name(f"{out.name}.partial"), question)
-
-
-def _device_name(model: Any) -> str:
-    return torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else str(model.device)
+    floor = random_outcomes(task, config.seed)
+    return Evaluation(config, manifest.goal_offset, tuple(results), floor, times, device_name(method))
 
 
 def _agent(method: Any, config: Config, notes: Notes) -> Agent:

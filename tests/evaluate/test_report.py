@@ -21,7 +21,7 @@ from lewm.evaluate.animation import episodes_gif
 from lewm.evaluate.episodes import Task, run_episodes
 from lewm.evaluate.policies import RandomPolicy
 from lewm.evaluate.report import choose_episodes, write_report
-from lewm.evaluate.results import Evaluation
+from lewm.evaluate.results import LABELS, Evaluation
 from lewm.types import EpisodeResult, EpisodeSpec, Plan
 
 # In the order of the pairs: out of reach, solved before it began, and near enough to stumble upon.
@@ -138,8 +138,8 @@ def test_numbers_are_the_evaluations(html: str, evaluation: Evaluation):
     labels = {attributes.get("aria-label") for _, attributes in page.tags}
     rates = evaluation.rates()
     assert [rate.successes for rate in rates.values()] == [2, 1, 0, 0, 1]
-    for label, rate in rates.items():
-        assert f"{label.capitalize()}: {rate}" in labels
+    for name, rate in rates.items():
+        assert f"{LABELS[name].capitalize()}: {rate}" in labels
         assert str(rate) in result
         assert f"width:{100 * rate.value:.2f}%" in html
     assert "3 pairs" in result
@@ -223,6 +223,15 @@ def test_without_plans(tmp_path: Path, evaluation: Evaluation):
     assert "without plans" in page.sections["imagination"]
 
 
+def test_distances_that_are_no_numbers_are_not_drawn(tmp_path: Path, evaluation: Evaluation):
+    nowhere = Plan(np.zeros((25, 2), np.float32), np.nan, np.array([1.0, 2.0, np.inf, np.nan, np.nan], np.float32))
+    first, *rest = evaluation.results
+    for plans in ((nowhere, *first.plans), (replace(nowhere, distances=np.full(5, np.nan, np.float32)),)):
+        diverged = replace(evaluation, results=(replace(first, plans=plans), *rest))
+        page = Page(write_report(tmp_path / "report.html", diverged, METRICS, {}).read_text())
+        assert page.count("svg") == 6 + len(SPECS)
+
+
 def test_same_evaluation_same_page(tmp_path: Path, html: str, evaluation: Evaluation):
     assert write_report(tmp_path / "again", evaluation, METRICS, {"Parameters": "1,234"}).read_text() == html
 
@@ -271,7 +280,7 @@ def test_a_browser_shows_it(tmp_path: Path, html: str, evaluation: Evaluation):
     dom = subprocess.run(
         [*command, "--dump-dom", path.as_uri()], check=True, capture_output=True, text=True, timeout=60
     ).stdout
-    assert str(evaluation.rates()["planning with the world model"]) in dom
+    assert str(evaluation.rates()["policy"]) in dom
     with Image.open(screenshot) as image:
         picture = np.asarray(image.convert("RGB"), int)
     assert picture.shape == (2400, 1100, 3)

@@ -17,12 +17,13 @@ from lewm.checked import to_dict
 from lewm.config import Config, PlanConfig, ScheduleName, preset
 from lewm.envs.experts import TwoRoomExpert
 from lewm.envs.registry import make_env
-from lewm.errors import ConfigError, PlanningError
+from lewm.errors import ConfigError, DataError, PlanningError
 from lewm.evaluate import runner
 from lewm.evaluate.episodes import Episode, Task, run_episodes
 from lewm.evaluate.manifest import load_manifest
 from lewm.evaluate.policies import AgentPolicy, RandomPolicy
-from lewm.evaluate.results import Evaluation
+from lewm.evaluate.question import ask
+from lewm.evaluate.results import LABELS, Evaluation, model_files, read_rates
 from lewm.evaluate.runner import evaluate
 from lewm.model.world_model import LeWM
 from lewm.plan.agent import Agent
@@ -246,13 +247,13 @@ def test_rates_of_both_protocols():
     random_results = tuple(replace(result, reached=missed) for result in results)
     rates = Evaluation(preset("debug"), 25, results, random_results).rates()
     assert {name: (rate.successes, rate.total) for name, rate in rates.items()} == {
-        "planning with the world model": (3, 4),
-        "planning with the world model, strict": (1, 3),
-        "random policy": (0, 4),
-        "random policy, strict": (0, 3),
-        "already solved at the start": (1, 4),
+        "policy": (3, 4),
+        "policy_strict": (1, 3),
+        "random": (0, 4),
+        "random_strict": (0, 3),
+        "solved_at_start": (1, 4),
     }
-    assert next(iter(rates)) == "planning with the world model"
+    assert list(rates) == list(LABELS), "the headline comes first"
 
 
 def test_saved_evaluation_says_everything(debug_model: LeWM, debug_run: Path, tmp_path: Path):
@@ -262,16 +263,19 @@ def test_saved_evaluation_says_everything(debug_model: LeWM, debug_run: Path, tm
     solved = replace(evaluation.results[0], reached=reached, solved_at_start=False)
     evaluation = replace(evaluation, results=(solved, evaluation.results[1]))
     path, folder = tmp_path / "new" / "evaluation.json", debug_run / "checkpoints" / "step_0000008"
-    evaluation.save(path, folder)
+    question = ask(debug_model, preset("debug"))
+    evaluation.save(path, model_files(folder), question)
     assert list(path.parent.iterdir()) == [path]
     document = json.loads(path.read_text())
     assert document["config"] == to_dict(preset("debug"))
     assert (document["environment"], document["goal_offset"]) == ("lewm/TwoRoom-v0", 25)
-    assert document["versions"].keys() == {"lewm", "torch", "numpy", "python"}
+    assert document["versions"].keys() >= {"lewm", "torch", "numpy", "python", "gymnasium", "pymunk"}
+    assert document["question"] == question.digest
     assert document["device"] == "cpu"
     weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert document["checkpoint"] == {"path": str(folder), "weights_sha256": weights}
-    rate = document["rates"]["planning with the world model"]
+    assert read_rates(path) == evaluation.rates()
+    rate = document["rates"]["policy"]
     assert (rate["successes"], rate["episodes"]) == (1 + evaluation.results[1].success, 2)
     first, second = document["episodes"]
     assert [first[key] for key in ("index", "success", "strict_success", "first_success")] == [0, True, False, 4]
@@ -286,6 +290,31 @@ def test_saved_evaluation_says_everything(debug_model: LeWM, debug_run: Path, tm
     assert times["environment_seconds"] == pytest.approx(evaluation.times.total - times["planning_seconds"])
     evaluation.save(path)
     assert json.loads(path.read_text())["checkpoint"] is None
+
+
+def test_numbers_that_are_none_are_null_in_the_file(debug_model: LeWM, tmp_path: Path):
+    evaluation = evaluate(debug_model, preset("debug"))
+    first, *rest = evaluation.results
+    plans = tuple(replace(plan, cost=cost) for plan, cost in zip(first.plans * 3, (np.nan, np.inf, 2.5), strict=False))
+    replace(evaluation, results=(replace(first, plans=plans), *rest)).save(tmp_path / "result.json")
+    document = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+    assert document["episodes"][0]["plan_costs"] == [None, None, 2.5][: len(plans)]
+    assert len(plans) >= 2
+
+
+def test_files_of_earlier_versions_are_read(debug_model: LeWM, tmp_path: Path):
+    path = tmp_path / "result.json"
+    evaluate(debug_model, preset("debug")).save(path)
+    rates = read_rates(path)
+    document = json.loads(path.read_text())
+    earlier = LABELS | {"policy": "planning with the world model"}
+    earlier["policy_strict"] = "planning with the world model, strict"
+    document["rates"] = {earlier[name]: rate for name, rate in document["rates"].items()}
+    path.write_text(json.dumps(document))
+    assert read_rates(path) == rates
+    path.write_text('{"rates": {"policy": {"successes": 1}}}')
+    with pytest.raises(DataError, match="does not hold the results of `lewm eval`"):
+        read_rates(path)
 
 
 def refuse_to_run(*_: Any, **__: Any) -> None:
