@@ -29,22 +29,21 @@ from typing import cast
 import numpy as np
 import torch
 import tyro
+from solvers import run
 
 from lewm.config import PlanConfig
+from lewm.evaluate.episodes import Task
 from lewm.evaluate.flops import GRADIENT_FACTOR
 from lewm.evaluate.manifest import TUNING_EPISODE, build_manifest
-from lewm.evaluate.policies import PlanningPolicy
-from lewm.evaluate.runner import run_episodes
 from lewm.evaluate.stats import Rate
 from lewm.methods.lewm import LeWM
 from lewm.plan.cost import TotalCost, squared_distance
-from lewm.plan.mpc import Planner, Request
 from lewm.plan.noise import normal
+from lewm.plan.planner import Planner
 from lewm.plan.solver import Problem, Search
 from lewm.types import EpisodeSpec
 
 ENV = "tworoom"
-SEED = 0
 OFFSETS = (25, 50, 75)
 BATCH = 25
 # Where the random numbers for states begin in an episode's stream: far from those for actions.
@@ -226,10 +225,7 @@ class Contender:
 class Together(Planner):
     """Solves a batch together on a CPU too: gradients of a few small plans are mostly calls, not arithmetic."""
 
-    def _batches(self, requests: Sequence[Request]) -> list[list[int]]:
-        # With whole plans, all requests of a turn have the same number of frames and the same horizon.
-        starts = range(0, len(requests), BATCH)
-        return [list(range(start, min(start + BATCH, len(requests)))) for start in starts]
+    batch_size = BATCH
 
 
 def contenders() -> list[Contender]:
@@ -255,13 +251,10 @@ def contenders() -> list[Contender]:
 def measure(contender: Contender, model: LeWM, specs: Sequence[EpisodeSpec], offset: int) -> str:
     """A line of the table: success within twice the steps, the first plans' median cost, seconds per plan."""
     planner = contender.planner(model, offset // model.frame_skip)
-    policy = PlanningPolicy(planner, SEED)
-    results = run_episodes(
-        policy, ENV, specs, resolution=model.image_size, frame_skip=model.frame_skip, budget=2 * offset
-    )
+    results, times = run(planner, Task(ENV, specs, 2 * offset))
     success = Rate.of(result.success for result in results)
     cost = np.median([result.plans[0].cost for result in results])
-    seconds = sum(policy.plan_seconds) / len(policy.plan_seconds)
+    seconds = sum(times) / len(times)
     return f"{offset:>6} {contender.name:<20} {contender.rollouts:>8} {success!s:>30} {cost:>8.2f} {seconds:>8.3f}"
 
 

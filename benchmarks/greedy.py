@@ -19,23 +19,22 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
+from solvers import run
 
 from lewm.config import PlanConfig
 from lewm.envs.registry import env_entry
 from lewm.errors import LewmError
+from lewm.evaluate.episodes import Task
 from lewm.evaluate.manifest import load_manifest
-from lewm.evaluate.policies import PlanningPolicy
-from lewm.evaluate.runner import run_episodes
 from lewm.evaluate.stats import Rate
 from lewm.methods.lewm import LeWM
 from lewm.plan.icem import ICEM, colour
-from lewm.plan.mpc import Planner
+from lewm.plan.planner import Planner
 from lewm.plan.solver import Problem, Search
 from lewm.plan.tuned import tuned_plan
 from lewm.types import EpisodeSpec
 
 BUDGET = 50
-SEED = 0
 FIRST_SPREAD, LAST_SPREAD = 0.5, 0.05  # in z-scored actions
 
 
@@ -66,10 +65,8 @@ class Greedy(ICEM):
 
 def row(name: str, planner: Planner, env: str, specs: Sequence[EpisodeSpec]) -> str:
     """Run the pairs once: a line of the table."""
-    model = planner.model
-    shared = {"resolution": model.image_size, "frame_skip": model.frame_skip, "budget": BUDGET}
     workers = os.cpu_count() or 1 if env_entry(env).slow else 1
-    results = run_episodes(PlanningPolicy(planner, SEED), env, specs, workers=workers, **shared)
+    results, _ = run(planner, Task(env, specs, BUDGET, workers))
     imagined = np.median([result.plans[0].cost for result in results])
     return f"{name:10s}{Rate.of(result.success for result in results)!s:>30}{imagined:10.2f}"
 

@@ -35,9 +35,8 @@ from lewm.data.stats import action_stats
 from lewm.envs.base import WorldEnv
 from lewm.envs.cube import CUBE_POSITION, EFFECTOR_POSITION, EFFECTOR_YAW, GRIPPER_CLOSED
 from lewm.envs.registry import make_env
+from lewm.evaluate.episodes import Episode, Task, run_episodes
 from lewm.evaluate.manifest import TUNING_EPISODE, build_manifest
-from lewm.evaluate.policies import Episode
-from lewm.evaluate.runner import run_episodes
 from lewm.evaluate.stats import Rate
 from lewm.plan.cost import OBJECTIVES, ControlEffort, Objective, TotalCost
 from lewm.plan.schedule import next_turn
@@ -180,7 +179,7 @@ def prediction_error(model: StateModel, windows: Windows) -> torch.Tensor:
 class StatePolicy:
     """Model-predictive control for all episodes of a run at once. It looks at no frames, so that none are drawn."""
 
-    history = 0
+    history, frame_skip, image_size = 0, BLOCK, RESOLUTION
 
     def __init__(self, model: StateModel, config: PlanConfig) -> None:
         self.model, self.config, self.solver = model, config, make_solver(config)
@@ -189,6 +188,9 @@ class StatePolicy:
         limit_A = torch.full((BLOCK_DIM,), float(config.action_limit or torch.inf))
         self.low_A, self.high_A = model.actions.normalise(-limit_A), model.actions.normalise(limit_A)
         self._rest_BHA: torch.Tensor | None = None  # what the last plans had left to do
+
+    def begin(self, episodes: Sequence[Episode]) -> None:
+        """It remembers its last plans alone."""
 
     @torch.no_grad()
     def decide(self, episodes: Sequence[Episode]) -> list[Array]:
@@ -255,7 +257,7 @@ def main(
     specs = cut_pairs(pairs)
     solved = process_env().is_success(np.array([s.start for s in specs]), np.array([s.goal for s in specs]))
     print(f"{ENV}, {pairs} pairs, solved at the start: {Rate.of(solved.tolist())}", flush=True)
-    shared = {"resolution": RESOLUTION, "frame_skip": BLOCK, "budget": BUDGET, "workers": min(workers, pairs)}
+    task = Task(ENV, specs, BUDGET, min(workers, pairs))
     for share in exploration:
         found = generate(episodes, (share, mistakes), workers)
         trained = joined([windows for i, windows in enumerate(found) if i % TESTED])
@@ -266,7 +268,7 @@ def main(
         print(f"\n{data}; held-out error {error}\n{HEADER}", flush=True)
         for setting, plan in plans.items():
             with progress_bar(PROGRESS, "planning") as show:
-                results = run_episodes(StatePolicy(model, plan), ENV, specs, on_progress=show, **shared)
+                results = run_episodes(StatePolicy(model, plan), task, show)
             print(row(share, setting, results), flush=True)
 
 

@@ -13,13 +13,13 @@ import argparse
 import time
 
 from lewm.envs import env_names
+from lewm.evaluate.episodes import Task, run_episodes
 from lewm.evaluate.manifest import PACKAGED, load_manifest
 from lewm.evaluate.policies import RandomPolicy
-from lewm.evaluate.runner import run_episodes
 from lewm.evaluate.stats import Rate
 from lewm.types import EpisodeResult
 
-FRAME_SKIP, BUDGET = 5, 50
+BUDGET = 50
 BATCH = 50  # environments that exist at the same time: each of MuJoCo's takes memory
 HEADER = ("environment", "manifest", "solved at the start", "paper", "strict", "workers", "seconds")
 
@@ -27,14 +27,10 @@ HEADER = ("environment", "manifest", "solved at the start", "paper", "strict", "
 def random_episodes(env: str, manifest: str, workers: int, options: argparse.Namespace) -> list[EpisodeResult]:
     """The first pairs of a manifest, each with random actions to the end of its budget."""
     policy = RandomPolicy(options.seed)
-    policy.history = options.frames
+    policy.history, policy.image_size = options.frames, options.resolution
     specs = load_manifest(env, manifest).first(options.pairs)
-    settings = {"resolution": options.resolution, "frame_skip": FRAME_SKIP, "budget": BUDGET, "workers": workers}
-    return [
-        result
-        for first in range(0, len(specs), BATCH)
-        for result in run_episodes(policy, env, specs[first : first + BATCH], **settings)
-    ]
+    tasks = [Task(env, specs[first : first + BATCH], BUDGET, workers) for first in range(0, len(specs), BATCH)]
+    return [result for task in tasks for result in run_episodes(policy, task)]
 
 
 def row(env: str, manifest: str, workers: int, options: argparse.Namespace) -> tuple[str, ...]:

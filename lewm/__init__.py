@@ -1,8 +1,9 @@
 """LeWorldModel: learn a latent world model from pixels and actions, and plan in it.
 
     model = lewm.load("runs/demo/training")
-    planner = lewm.Planner(model)
-    plan = planner.plan(context, goal)
+    agent = lewm.Agent(model, lewm.PlanConfig(schedule="shrinking"), bounds=env.action_space)
+    agent.reset(goal)
+    action = agent.act(frame)
 
 Names are imported on first use, so that ``import lewm`` stays quick and pulls in no simulator.
 """
@@ -22,16 +23,18 @@ if TYPE_CHECKING:
     from lewm.methods.files import load
     from lewm.methods.lewm import LeWM
     from lewm.methods.registry import register_method
-    from lewm.plan.mpc import Planner
+    from lewm.plan.agent import Agent
+    from lewm.plan.planner import Planner
     from lewm.plan.tuned import tuned_plan
     from lewm.presets import preset
 
 _HOMES = {
+    "Agent": "lewm.plan.agent",
     "CollectConfig": "lewm.config",
     "Config": "lewm.config",
     "LeWM": "lewm.methods.lewm",
     "PlanConfig": "lewm.config",
-    "Planner": "lewm.plan.mpc",
+    "Planner": "lewm.plan.planner",
     "collect": "lewm.data.collect",
     "load": "lewm.methods.files",
     "make_env": "lewm.envs.registry",
@@ -42,6 +45,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Agent",
     "CollectConfig",
     "Config",
     "LeWM",

@@ -223,20 +223,20 @@ class EpisodeSpec:
 
 
 @dataclass(frozen=True)
-class EpisodeResult:
-    """What happened in one evaluation episode; ``plans`` has one entry per replanning.
+class Outcome:
+    """How one evaluation episode went. reached: whether the state counted as the goal after each action, bool (steps,).
 
-    goal: the state to reach, float64 (state_dim,).
-    reached: whether the state counted as the goal after each action, bool (steps,).
-    states: the environment's state before each action and after the last, float64 (steps+1, state_dim).
+    solved_at_start: whether it did so before anything was done.
     """
 
     index: int
-    goal: Array
     solved_at_start: bool
     reached: Array
-    states: Array
-    plans: tuple[Plan, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """How many actions were executed."""
+        return len(self.reached)
 
     @property
     def first_success(self) -> int | None:
@@ -258,6 +258,19 @@ class EpisodeResult:
             return None
         in_a_row = np.lib.stride_tricks.sliding_window_view(self.reached, min(HOLD_STEPS, len(self.reached)))
         return bool(self.reached[-1] or in_a_row.all(-1).any())
+
+
+@dataclass(frozen=True)
+class EpisodeResult(Outcome):
+    """What happened in one evaluation episode; ``plans`` has one entry per replanning.
+
+    goal: the state to reach, float64 (state_dim,).
+    states: the environment's state before each action and after the last, float64 (steps+1, state_dim).
+    """
+
+    goal: Array
+    states: Array
+    plans: tuple[Plan, ...] = ()
 
 
 class RolloutFunction(Protocol):
@@ -286,6 +299,25 @@ class WorldModel(Protocol):
     def normalise_actions(self, raw: torch.Tensor) -> torch.Tensor: ...
     def denormalise_actions(self, blocks: torch.Tensor) -> torch.Tensor: ...
     def rollout_flops(self, context: int, horizon: int) -> int: ...
+
+
+class Actor(Protocol):
+    """What an agent needs of a method that does not plan: it acts at once."""
+
+    history: int
+    frame_skip: int
+    action_dim: int
+    image_size: int
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def act(self, frames_BTRRC: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
+        """Blocks of raw actions, (B, K, action_dim), after the last T <= history frames, towards goals (B, R, R, 3).
+
+        frames_BTRRC: uint8 (B, T, R, R, 3), oldest first.
+        """
+        ...
 
 
 # What a solver minimises: z-scored candidate plans (B, S, H, A) in, costs (B, S) out.

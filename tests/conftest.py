@@ -32,6 +32,12 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What lewm remembers between commands is not the user's."""
+    os.environ["LEWM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def frozen_arithmetic(env_name: str) -> None:
     """For tests that simulate frozen episodes anew: Cube's need the arithmetic that gives them."""

@@ -14,7 +14,7 @@ VOCABULARY = {"types", "errors", "rng", "version"}
 BASICS = VOCABULARY | {"checked", "config", "files", "retired", "user_modules"}
 # What a run is made of, in the order in which it is built up.
 TRAINED = BASICS | {"checkpoint", "presets", "model", "methods", "data", "train"}
-EVALUATED = TRAINED | {"video", "envs", "plan", "evaluate"}
+EVALUATED = TRAINED | {"video", "frames", "envs", "plan", "evaluate"}
 
 # What each part of lewm may import of the others. Nothing imports the command line.
 MAY_IMPORT = {
@@ -25,17 +25,18 @@ MAY_IMPORT = {
     "config": VOCABULARY | {"checked"},
     "retired": VOCABULARY | {"checked", "config"},
     "video": VOCABULARY,
+    "frames": VOCABULARY,
     "checkpoint": BASICS,
     "presets": BASICS,
     "envs": VOCABULARY | {"user_modules"},
-    "data": BASICS | {"video"},
+    "data": BASICS | {"video", "frames"},
     "data.collect": BASICS | {"envs"},
     "data.generate": BASICS | {"envs"},
     "kernels": BASICS,
     "model": BASICS | {"kernels"},
     "methods": BASICS | {"checkpoint", "presets", "model"},
     "methods.registry": VOCABULARY | {"checked", "config", "user_modules"},
-    "plan": BASICS | {"kernels"},
+    "plan": BASICS | {"frames", "kernels"},
     "train": TRAINED,
     "evaluate": EVALUATED,
     "understand": EVALUATED,

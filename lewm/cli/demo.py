@@ -20,11 +20,11 @@ from lewm.cli.frame import console, parse, print_rates, say
 from lewm.cli.progress import training_bar
 from lewm.config import Config
 from lewm.errors import ConfigError
-from lewm.evaluate.stats import Rate
 from lewm.files import read_json
 from lewm.presets import preset, read_config
 
 if TYPE_CHECKING:
+    from lewm.evaluate.stats import Rate
     from lewm.train.loop import TrainResult
 
 DATASET, TRAINING, EVALUATION, REPORT = "dataset.h5", "training", "evaluation.json", "report.html"
@@ -72,26 +72,33 @@ def _clear(out: Path) -> None:
 
 
 def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
-    """The rates of an evaluation that an earlier call finished with this configuration."""
-    if not (out / EVALUATION).is_file() or not (out / REPORT).is_file():
+    """The rates of an evaluation that an earlier call finished with this configuration, if its report is there too."""
+    from lewm.evaluate.results import read_rates
+
+    if not (out / EVALUATION).is_file():
         return None
     document = read_json(out / EVALUATION)
     # Not compared as it stands in the file: a setting that did not exist yet had the value that is now the default.
     if read_config(document["config"]) != config:
         raise ConfigError(f"{out} holds a demo with other settings. Start over with `lewm demo --fresh`.")
-    return {name: Rate(rate["successes"], rate["episodes"]) for name, rate in document["rates"].items()}
+    return read_rates(out / EVALUATION) if (out / REPORT).is_file() else None
 
 
 def _evaluate(config: Config, result: TrainResult, out: Path, console: Console) -> dict[str, Rate]:
+    from lewm.evaluate.question import ask
     from lewm.evaluate.report import write_report
+    from lewm.evaluate.runner import evaluate
     from lewm.train.logs import read_metrics
 
-    evaluation = evaluate_with_progress(result.model, config, out / EVALUATION, result.checkpoint, console)
-    parameters = sum(p.numel() for p in result.model.parameters())
+    model, results, evaluation = result.model, out / EVALUATION, None
+    if not results.is_file():
+        evaluation = evaluate_with_progress(model, config, ask(model, config), results, result.checkpoint, console)
+    evaluation = evaluation or evaluate(model, config)  # only the report was missing, which shows what happened
+    parameters = sum(p.numel() for p in model.parameters())
     summary = {
         "Environment": config.env,
         "Model": f"{config.method.NAME}, {parameters:,} parameters",
-        "Training": f"{result.steps} steps of {config.train.batch_size} windows on {result.model.device}",
+        "Training": f"{result.steps} steps of {config.train.batch_size} windows on {model.device}",
         "Checkpoint": str(result.checkpoint),
     }
     write_report(out / REPORT, evaluation, read_metrics(result.directory / "metrics.jsonl"), summary)

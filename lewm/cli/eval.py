@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,9 +12,11 @@ from lewm.cli.frame import console, parse, print_rates, say, take_positional
 from lewm.cli.progress import progress_bar
 from lewm.config import Config, EvalConfig, PlanConfig, SolverName
 from lewm.errors import ConfigError
+from lewm.files import RESULTS, check_output
 from lewm.types import WorldModel
 
 if TYPE_CHECKING:
+    from lewm.evaluate.question import Question
     from lewm.evaluate.results import Evaluation
     from lewm.methods.base import Method
 
@@ -29,8 +30,8 @@ class EvalArgs:
     solver: SolverName | None = None  # Short for --plan.solver.
     tuned: bool = False  # Plan as was best for the environment's trained model; --plan.X still counts.
     fixed_flops: float | None = None  # Choose plan.iterations so that a plan takes at most so much arithmetic.
-    # Where to write the results as JSON; None: evaluation.json in the checkpoint's folder, or, for a model given by
-    # name, NAME_evaluation.json here.
+    # Where to write the results as JSON; None: named by what is asked, in RUN/evaluations/STEP for a run's checkpoint,
+    # in evaluations/MODEL here for other models.
     out: Path | None = None
     videos: int = 0  # Show so many episodes as GIFs, in a folder beside the results.
     seed: int = 0  # Of the planner's random streams.
@@ -41,8 +42,6 @@ class EvalArgs:
     def __post_init__(self) -> None:
         if not 0 <= self.videos <= self.eval.episodes:
             raise ConfigError(f"videos must be between 0 and eval.episodes ({self.eval.episodes}), got {self.videos}.")
-        if self.out and self.out.is_dir():
-            raise ConfigError(f"{self.out} is a folder; --out names the JSON file to write.")
 
 
 def run(arguments: list[str]) -> None:
@@ -51,6 +50,9 @@ def run(arguments: list[str]) -> None:
     from lewm import checkpoint
     from lewm.envs.registry import env_entry
     from lewm.evaluate import animation, flops
+    from lewm.evaluate.question import ask
+    from lewm.evaluate.results import read_rates
+    from lewm.evaluate.runner import evaluate
     from lewm.methods.files import load, run_settings
     from lewm.plan.tuned import tuned_plan
 
@@ -71,6 +73,8 @@ def run(arguments: list[str]) -> None:
         args = parse(EvalArgs, rest, f"eval {source}", replace(default, plan=tuned))
     plan = replace(args.plan, solver=args.solver) if args.solver else args.plan
     settings = replace(args.eval, manifest=args.manifest) if args.manifest else args.eval
+    if args.out:
+        check_output(args.out, RESULTS, [folder, *([Path(settings.manifest)] if settings.manifest else [])])
     model = load(folder, args.device)
     if args.fixed_flops is not None:
         world_model = cast(WorldModel, model)
@@ -78,32 +82,40 @@ def run(arguments: list[str]) -> None:
         spent = plan.iterations * flops.iteration_flops(world_model, plan)
         say(f"{plan.iterations} iterations of {plan.solver}: {spent:.2e} floating-point operations per plan.")
     config = replace(trained, env=args.env, seed=args.seed, device=args.device, plan=plan, eval=settings)
-    given_by_name = not Path(source).exists()  # then its folder is the package's or a cache
-    out = args.out or (Path(f"{Path(source).name}_evaluation.json") if given_by_name else folder / "evaluation.json")
-    evaluation = evaluate_with_progress(model, config, out, folder, console)
-    print_rates(evaluation.rates())
+    question = ask(model, config)
+    out = args.out or question.place(source, folder)
+    evaluation = evaluate_with_progress(model, config, question, out, folder, console)
+    if evaluation is None:
+        say("This very question was answered before; nothing is done again.")
+    print_rates(read_rates(out))
     say(f"Results: {out}")
     if args.videos:
+        few = replace(config, eval=replace(config.eval, episodes=args.videos))
+        shown = evaluation or evaluate(model, few, elsewhere=True)  # results do not say what was seen
         videos = out.with_name(f"{out.stem}_videos")
-        animation.write_videos(videos, config.env, evaluation.results[: args.videos])
+        animation.write_videos(videos, config.env, shown.results[: args.videos])
         say(f"Videos: {videos}")
 
 
-def evaluate_with_progress(model: Method, config: Config, out: Path, folder: Path, console: Console) -> Evaluation:
+def evaluate_with_progress(
+    model: Method, config: Config, question: Question, out: Path, folder: Path, console: Console
+) -> Evaluation | None:
     """Evaluate behind a progress bar, from where an interrupted call stopped; the results go to the file ``out``.
 
-    folder: of the model's files.
+    folder: of the model's files. None if the results of this question are there already.
     """
-    from lewm.evaluate.runner import evaluate, open_journal
+    from lewm.evaluate.answer import answering
+    from lewm.evaluate.results import model_files
+    from lewm.evaluate.runner import evaluate
 
-    with contextlib.closing(open_journal(out, model, config)) as journal:
+    with answering(out, question) as journal:
+        if journal is None:
+            return None
         if journal.earlier:
             console.print(f"Going on from {journal.path}: {journal.earlier:,} plans are there.", markup=False)
-        if journal.forgets:
-            problem = "holds an evaluation of something else that was interrupted; this one takes its place"
-            console.print(f"{journal.path} {problem}.", markup=False)
+        files = model_files(folder)
         with progress_bar(console, "plan") as on_progress:
             evaluation = evaluate(model, config, on_progress, journal, elsewhere=True)
-        evaluation.save(out, folder)
+        evaluation.save(out, files, question)
         journal.remove()
     return evaluation

@@ -66,12 +66,14 @@ def say(message: str) -> None:
 
 
 def print_rates(rates: Mapping[str, Rate]) -> None:
-    """The final table of an evaluation, by the labels of its rates."""
+    """The final table of an evaluation."""
+    from lewm.evaluate.results import LABELS
+
     table = Table("", "success", "95 % interval", "episodes", box=None, header_style="bold")
     for name, rate in rates.items():
         low, high = rate.interval
         interval = f"{100 * low:.1f} to {100 * high:.1f} %"
-        table.add_row(name, f"{100 * rate.value:.1f} %", interval, f"{rate.successes} of {rate.total}")
+        table.add_row(LABELS[name], f"{100 * rate.value:.1f} %", interval, f"{rate.successes} of {rate.total}")
     console.print(table)
 
 

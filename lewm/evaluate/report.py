@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 from lewm.checked import to_dict
 from lewm.envs.registry import env_entry
 from lewm.evaluate.animation import episodes_gif
-from lewm.evaluate.results import Evaluation
+from lewm.evaluate.results import LABELS, Evaluation
 from lewm.evaluate.stats import Rate
 from lewm.files import completing
-from lewm.types import HOLD_STEPS, EpisodeResult
+from lewm.types import HOLD_STEPS, EpisodeResult, Outcome
 from lewm.version import __version__
 
 SHOWN_EPISODES, SHOWN_PLANS = 8, 6
@@ -75,7 +75,7 @@ def write_report(path: Path, evaluation: Evaluation, metrics: list[dict[str, Any
             environment=escape(entry.gym_id),
             description=escape(entry.description),
             success=f"{100 * success.value:.1f}",
-            bars="".join(_bar(label.capitalize(), rate) for label, rate in rates.items()),
+            bars="".join(_bar(LABELS[name].capitalize(), rate) for name, rate in rates.items()),
             pairs=success.total,
             goal_offset=evaluation.goal_offset,
             budget=config.eval.budget,
@@ -112,7 +112,7 @@ def _bar(label: str, rate: Rate) -> str:
 <small>{escape(str(rate))}</small>"""
 
 
-def _outcome_row(result: EpisodeResult, random: EpisodeResult) -> str:
+def _outcome_row(result: EpisodeResult, random: Outcome) -> str:
     """A row of the table: an episode, and what random actions did in it."""
     outcome = f'<span class="{"good" if result.success else "bad"}">{_outcome(result)}</span>'
     strict = {True: "yes", False: "no", None: "solved at the start"}[result.strict_success]
@@ -121,9 +121,8 @@ def _outcome_row(result: EpisodeResult, random: EpisodeResult) -> str:
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def _outcome(result: EpisodeResult) -> str:
-    steps = len(result.states) - 1
-    return f"solved at step {result.first_success}" if result.success else f"not reached in {steps} steps"
+def _outcome(result: Outcome) -> str:
+    return f"solved at step {result.first_success}" if result.success else f"not reached in {result.steps} steps"
 
 
 def _curve_charts(metrics: list[dict[str, Any]]) -> str:
@@ -160,7 +159,8 @@ def _plan_charts(shown: Sequence[EpisodeResult]) -> str:
     planned = [result for result in shown if result.plans][:SHOWN_PLANS]
     if not planned:
         return '<p class="note">These episodes were run without plans, so there is nothing imagined to show.</p>'
-    top = 1.05 * max(float(np.max(plan.distances)) for result in planned for plan in result.plans)
+    distances = np.concatenate([plan.distances for result in planned for plan in result.plans])
+    top = 1.05 * float(np.max(distances, where=np.isfinite(distances), initial=0)) or 1.0
     figures = []
     for result in planned:
         axes = Figure().subplots()

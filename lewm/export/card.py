@@ -11,6 +11,7 @@ from lewm import checkpoint
 from lewm.config import SCHEDULES, Config, EvalConfig, PlanConfig
 from lewm.envs.registry import env_entry
 from lewm.errors import DataError
+from lewm.evaluate.results import by_name, read_rates
 from lewm.evaluate.stats import Rate
 from lewm.export.commands import asked_for, collect_command, eval_command, train_command
 from lewm.files import read_json
@@ -19,19 +20,14 @@ from lewm.presets import changed, read_config
 
 CARD = "README.md"
 # The lines of an evaluation's table, and the columns of the card's.
-RATES = {
-    "planning with the world model": "success",
-    "planning with the world model, strict": "strict success",
-    "random policy": "random",
-    "random policy, strict": "random, strict",
-}
-SOLVED_AT_START = "already solved at the start"
+RATES = {"policy": "success", "policy_strict": "strict success", "random": "random", "random_strict": "random, strict"}
+SOLVED_AT_START = "solved_at_start"
 OPTIMISERS = {"adamw": "AdamW", "muon": "Muon for the matrices of transformer blocks, AdamW for the rest"}
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a card says of one evaluation. rates: by the labels of the evaluation's own table."""
+    """What a card says of one evaluation. rates: by their names (``lewm.evaluate.results.LABELS``)."""
 
     config: Config
     goal_offset: int
@@ -46,8 +42,7 @@ class Evaluated:
         document = read_json(path)
         try:
             found = document["checkpoint"] and document["checkpoint"]["weights_sha256"]
-            figures = {name: document["rates"][name] for name in (*RATES, SOLVED_AT_START)}
-            rates = {name: Rate(rate["successes"], rate["episodes"]) for name, rate in figures.items()}
+            rates = read_rates(path)
             seconds, config = document["times"]["seconds_per_plan_p50"], read_config(document["config"])
             what = (config, document["goal_offset"], rates, seconds, document["device"], document["versions"])
         except (KeyError, TypeError) as error:
@@ -64,7 +59,7 @@ class Evaluated:
         try:
             config = changed(run, entry["settings"])
             config = replace(config, env=env_entry(config.env).gym_id)
-            rates = {name: Rate(*counts) for name, counts in entry["rates"].items()}
+            rates = {name: Rate(*counts) for name, counts in by_name(entry["rates"]).items()}
             rest = entry["seconds_per_plan"], entry["device"], entry["versions"]
             return Evaluated(config, entry["goal_offset"], rates, *rest)
         except (KeyError, TypeError, AttributeError) as error:

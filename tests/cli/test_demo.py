@@ -55,7 +55,7 @@ def test_everything_appears(finished: tuple[Path, dict[str, Rate]]):
     assert [path.name for path in out.rglob("step_0000008")] == ["step_0000008"]
     document = json.loads((out / "evaluation.json").read_text())
     assert document["rates"] == {name: rate.to_dict() for name, rate in rates.items()}
-    assert set(rates) >= {"planning with the world model", "random policy"}
+    assert set(rates) == {"policy", "policy_strict", "random", "random_strict", "solved_at_start"}
     assert {rate.total for name, rate in rates.items() if "strict" not in name} == {CONFIG.eval.episodes}
     assert "</html>" in (out / "report.html").read_text()
 
@@ -88,6 +88,15 @@ def test_a_missing_part_is_made_again(finished: tuple[Path, dict[str, Rate]]):
     assert demo(out)[0] == rates
     assert without_times((out / "evaluation.json").read_bytes()) == without_times(old)
     assert state_of(out, "dataset.h5", "training/checkpoints") == before
+
+
+def test_a_missing_report_is_made_from_the_same_evaluation(finished: tuple[Path, dict[str, Rate]]):
+    out, rates = finished
+    before = state_of(out, *REUSED[:3])
+    (out / "report.html").unlink()
+    assert demo(out)[0] == rates
+    assert state_of(out, *REUSED[:3]) == before
+    assert (out / "report.html").is_file()
 
 
 def test_starting_over_gives_the_same_figures_and_spares_other_files(finished: tuple[Path, dict[str, Rate]]):

@@ -25,7 +25,7 @@ def test_eval_can_be_told_where_to_write(lewm: Lewm, debug_run: Path, tmp_path: 
     assert answer.status == 0
     assert str(out) in answer.out
     assert json.loads(out.read_text())["config"]["seed"] == 4
-    assert not (debug_run / "checkpoints" / "step_0000008" / "evaluation.json").exists()
+    assert not (debug_run / "evaluations").exists()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_eval_can_be_told_where_to_write(lewm: Lewm, debug_run: Path, tmp_path: 
         (["--manifest", "no/such.json"], "There is no manifest at no/such.json"),
         (["--videos", "3"], "videos must be between 0 and eval.episodes (2), got 3."),
         (["--eval.workers", "-1"], "eval.workers must be between 0 and 10000, got -1."),
-        (["--out", "."], ". is a folder; --out names the JSON file to write."),
+        (["--out", "."], ". is to be results of an evaluation, whose name ends in .json."),
     ],
 )
 def test_eval_refuses_the_impossible(lewm: Lewm, debug_run: Path, tmp_path: Path, options: list[str], message: str):

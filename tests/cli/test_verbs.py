@@ -187,12 +187,14 @@ def test_collect_train_eval_info(lewm: Lewm, tmp_path: Path):
 
     answer = lewm("eval", run, "--eval.episodes", 3, "--device", "cpu")
     assert answer.status == 0
-    for name in ("planning with the world model", "random policy"):
+    for name in ("policy", "random policy"):
         assert f"{name} " in answer.out
         assert f"{name}, strict " in answer.out
     assert "already solved at the start" in answer.out
     assert "of 3" in answer.out
-    document = json.loads((checkpoint / "evaluation.json").read_text())
+    (results,) = (run / "evaluations" / checkpoint.name).iterdir()
+    assert f"Results: {results}" in answer.out
+    document = json.loads(results.read_text())
     assert len(document["episodes"]) == 3
     # What was not said comes from the run.
     assert document["config"]["plan"]["samples"] == 8

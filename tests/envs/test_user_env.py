@@ -63,7 +63,7 @@ def test_the_example_from_collecting_to_evaluating(folder: Path) -> None:
     with h5py.File(folder / "puck.h5") as file:
         assert file.attrs["environment"] == "mine/Puck-v0"
         assert len(file["ep_len"]) == 20
-    results = json.loads(next(folder.glob("run/checkpoints/*/evaluation.json")).read_text())
+    results = json.loads(next(folder.glob("run/evaluations/step_0000002/*.json")).read_text())
     assert results["environment"] == "mine/Puck-v0"
     assert len(results["episodes"]) == 2
 

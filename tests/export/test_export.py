@@ -27,6 +27,7 @@ from lewm.cli.train import TrainArgs
 from lewm.config import Config, IcemConfig, PlanConfig
 from lewm.data.store import EpisodeStore
 from lewm.errors import CheckpointError, DataError
+from lewm.evaluate.results import model_files
 from lewm.evaluate.runner import evaluate
 from lewm.export.card import CARD, _planner
 from lewm.export.commands import collect_command, eval_command, train_command
@@ -34,7 +35,7 @@ from lewm.export.writer import export_run
 from lewm.files import json_digest
 from lewm.methods.files import run_settings
 from lewm.methods.lewm import LeWM
-from lewm.plan.mpc import Planner
+from lewm.plan.planner import Planner
 from lewm.presets import preset
 from lewm.train.loop import train
 
@@ -52,7 +53,7 @@ def evaluation_of(folder: Path, path: Path, **plan: Any) -> Path:
     """What `lewm eval FOLDER --out PATH` writes, for two pairs."""
     run = run_settings(checkpoint.load_document(folder))
     config = replace(run, device="cpu", plan=replace(run.plan, **plan))
-    evaluate(load(folder), config).save(path, folder)
+    evaluate(load(folder), config).save(path, model_files(folder))
     return path
 
 
@@ -204,13 +205,13 @@ def test_a_card_has_the_figures_of_the_exported_model(exported: Path, debug_run:
     card = (exported / CARD).read_text()
     assert (exported / checkpoint.WEIGHTS).read_bytes() == weights
     rates = json.loads(results[1].read_text())["rates"]
-    planned, random = rates["planning with the world model"], rates["random policy"]
+    planned, random = rates["policy"], rates["random"]
     (row,) = (line for line in card.splitlines() if line.startswith("| paper | shrinking |"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[2].endswith(f"({planned['successes']}/2)")
     assert cells[4].endswith(f"({random['successes']}/2)")
     assert "[" in cells[2], "an interval"
-    assert cells[6] == f"{rates['already solved at the start']['successes']}/2"
+    assert cells[6] == f"{rates['solved_at_start']['successes']}/2"
     assert cells[7] == "cem 8×3, 2 elites, horizon 2"
     for part in ("8 of 8, 4 windows each", "minutes", "goals 25 steps ahead, 10 actions", "AdamW", "lewm/TwoRoom-v0"):
         assert part in card
@@ -237,8 +238,8 @@ def test_a_card_keeps_its_figures_as_long_as_the_weights_stay(
     assert contents(export_run(exported, tmp_path / "copies" / "toy")) == together
 
     document = json.loads(again.read_text())
-    other = (document["rates"]["random policy"]["successes"] + 1) % 3
-    document["rates"]["random policy"]["successes"] = other
+    other = (document["rates"]["random"]["successes"] + 1) % 3
+    document["rates"]["random"]["successes"] = other
     document["config"]["eval"]["workers"] = 2
     again.write_text(json.dumps(document))
     card = (export_run(debug_run, exported, [again]) / CARD).read_text()
@@ -375,9 +376,9 @@ def test_the_checkout_is_where_names_are_looked_up() -> None:
 
 def test_evaluating_a_name_writes_here(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["eval", "toy", "--device", "cpu", "--eval.episodes", "1"]) == 0
-    assert "Results: toy_evaluation.json" in capsys.readouterr().out
-    assert Path("toy_evaluation.json").is_file()
-    assert not (named / "evaluation.json").exists()
+    (results,) = Path("evaluations/toy").iterdir()
+    assert f"Results: {results}" in capsys.readouterr().out
+    assert not list(named.rglob("*_cem_*.json"))
 
 
 def test_a_planner_is_named_with_what_it_does_differently() -> None:

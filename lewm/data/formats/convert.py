@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import cv2
 import numpy as np
 
 from lewm.data.formats.exchange import EpisodeSource, FitFrames
@@ -18,6 +17,7 @@ from lewm.data.formats.lerobot_writer import write_lerobot
 from lewm.data.store import NUMBERING, Columns, EpisodeStore, write_episodes
 from lewm.errors import DataError
 from lewm.files import check_place
+from lewm.frames import resized
 from lewm.types import Array, ProgressCallback
 from lewm.video import VideoQuality
 
@@ -138,13 +138,7 @@ def fit_frames(frames: Array, resolution: int | None = None, crop: bool = False)
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     square = frames[:, top : top + side, left : left + side]
-    if resolution is None or resolution == side:
-        return square
-    resized = np.empty((len(frames), resolution, resolution, 3), np.uint8)
-    for frame, new in zip(square, resized, strict=True):
-        # Means over each new pixel's area: nothing is skipped when shrinking.
-        cv2.resize(np.ascontiguousarray(frame), (resolution, resolution), dst=new, interpolation=cv2.INTER_AREA)
-    return resized
+    return square if resolution is None else resized(square, resolution)
 
 
 def _counted(source: EpisodeSource, on_progress: ProgressCallback | None) -> EpisodeSource:

@@ -14,7 +14,8 @@ from lewm.envs.registry import make_env
 from lewm.errors import ConfigError, PlanningError
 from lewm.methods.lewm import LeWM
 from lewm.plan.cost import Objective, squared_distance, terminal_distance
-from lewm.plan.mpc import Memory, Planner, Request, round_size
+from lewm.plan.inputs import Encoded, Request
+from lewm.plan.planner import Planner
 from lewm.presets import preset
 from lewm.types import Array, Context, EncoderFunction, Plan, RolloutFunction
 
@@ -186,18 +187,16 @@ def test_many_plans_are_bitwise_those_made_one_by_one(model: LeWM, frames: Array
 @pytest.mark.parametrize("schedule", ["whole", "soonest"])
 @pytest.mark.parametrize("solver", ["cem", "icem", "mppi", "adam"])
 def test_requests_solved_in_one_padded_batch_agree_with_those_solved_alone(
-    model: LeWM, frames: Array, monkeypatch: pytest.MonkeyPatch, solver: str, schedule: str
+    model: LeWM, frames: Array, solver: SolverName, schedule: ScheduleName
 ):
     """As on a GPU: episodes of equal context length share a batch, and rounding is all that differs."""
     planner = Planner(model, config=replace(CONFIG, solver=solver, schedule=schedule, gradient=GradientConfig(4)))
     requests = [Request(Context(frames[i : i + 2], blocks(1, seed=i)), frames[i], key=i) for i in range(4)]
     alone = planner.plan_many(requests)
-    monkeypatch.setattr(planner, "_batches", lambda _: [[3, 1, 0], [2]])
-    # Padding, as on CUDA: the last request repeated.
-    monkeypatch.setattr(planner, "_padded", lambda batch: [*batch, *[batch[-1]] * (4 - len(batch))])
-    for one, other in zip(alone, planner.plan_many(requests), strict=True):
-        np.testing.assert_allclose(one.actions, other.actions, atol=1e-4)
-        assert one.cost == pytest.approx(other.cost, rel=1e-3)
+    order = [3, 1, 0, 0]  # the last request repeated
+    for i, plan in zip(order, planner.plan_together([requests[i] for i in order]), strict=True):
+        np.testing.assert_allclose(alone[i].actions, plan.actions, atol=1e-4)
+        assert alone[i].cost == pytest.approx(plan.cost, rel=1e-3)
 
 
 @pytest.mark.parametrize("solver", ["cem", "icem", "mppi", "sgd", "rmsprop", "adam"])
@@ -224,9 +223,9 @@ def test_goals_that_are_nearly_the_same_are_told_apart(debug_model: LeWM, frames
     other = frames[1].copy()
     other[5] = 0  # a row that is not among those by which goals are looked up
     planner = Planner(debug_model, config=CONFIG)
-    together = planner._encode_goals([frames[1], other])
+    together = planner.inputs.goals([frames[1], other])
     assert not torch.equal(together[0], together[1])
-    assert torch.equal(together[0], planner._encode_goals([frames[1]])[0])
+    assert torch.equal(together[0], planner.inputs.goals([frames[1]])[0])
 
 
 def test_a_search_begins_from_the_start_that_is_given():
@@ -304,7 +303,7 @@ def test_the_soonest_schedule_finds_what_a_search_for_each_horizon_finds(model: 
     sizes = ((2, 2, width), (2, 1, block), (2, width))
     seen = [torch.randn(size, generator=generator) for size in sizes]
     keys, start = torch.arange(6), torch.randn(6, 3, block, generator=generator)
-    together, _ = Planner(model, config=replace(config, schedule="soonest"))._search((*seen, keys, start))
+    together, _ = Planner(model, config=replace(config, schedule="soonest")).search.run(Encoded(*seen, keys, start))
 
     for step, blocks_counted in enumerate((1, 2, 3)):
 
@@ -312,7 +311,9 @@ def test_the_soonest_schedule_finds_what_a_search_for_each_horizon_finds(model: 
             return squared_distance(z_BSHD[:, :, step], goal_BD.unsqueeze(1))
 
         own = slice(2 * step, 2 * step + 2)
-        alone, _ = Planner(model, config=config, objectives=[distance])._search((*seen, keys[own], start[own]))
+        alone, _ = Planner(model, config=config, objectives=[distance]).search.run(
+            Encoded(*seen, keys[own], start[own])
+        )
         torch.testing.assert_close(together[own, :blocks_counted], alone[:, :blocks_counted], atol=1e-4, rtol=1e-4)
 
 
@@ -441,34 +442,3 @@ def test_plans_longer_than_what_was_recorded_are_refused():
     Planner(RecordedWorld(), config=replace(RECORDED, horizon=3))
     with pytest.raises(PlanningError, match="a plan of 4 blocks has 8 actions, the model's recorded sequences have 6"):
         Planner(RecordedWorld(), config=replace(RECORDED, horizon=4))
-
-
-def test_memory_hands_out_the_last_frames_and_the_blocks_between_them():
-    numbered = [np.full((2, 2, 3), i, np.uint8) for i in range(6)]
-    memory = Memory(numbered[0], history=3)
-    assert len(memory.context().executed) == 0
-    for i in range(1, 6):
-        # Block i leads from frame i-1 to frame i.
-        memory.add(np.full((5, 2), i, np.float32), numbered[i])
-        context = memory.context()
-        first = max(0, i - 2)
-        assert context.frames[:, 0, 0, 0].tolist() == list(range(first, i + 1))
-        assert context.executed[:, 0, 0].tolist() == list(range(first + 1, i + 1))
-        assert context.executed.shape[1:] == (5, 2)
-
-
-def test_memory_of_one_frame_keeps_no_blocks():
-    memory = Memory(np.zeros((2, 2, 3), np.uint8), history=1)
-    memory.add(np.ones((5, 2), np.float32), np.ones((2, 2, 3), np.uint8))
-    assert memory.context().frames[:, 0, 0, 0].tolist() == [1]
-    assert len(memory.context().executed) == 0
-
-
-def test_batches_are_padded_little_to_few_sizes():
-    sizes = {count: round_size(count, most=50) for count in range(1, 51)}
-    assert len(set(sizes.values())) <= 19
-    assert all(count <= size <= 1.25 * count for count, size in sizes.items())
-    assert sizes[1] == 1
-    assert sizes[10] == 10
-    assert sizes[50] == 50, "no more than asked for at most"
-    assert round_size(60, most=50) == 60

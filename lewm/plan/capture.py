@@ -1,6 +1,6 @@
-"""CUDA graphs: work recorded once per shape, then replayed without the host's help.
+"""CUDA graphs: work captured once per shape, then replayed without the host's help.
 
-A search is thousands of small kernels, and launching them one by one takes longer than running them. Recorded work is
+A search is thousands of small kernels, and launching them one by one takes longer than running them. Captured work is
 replayed as a whole on fixed buffers: inputs are copied in, and the outputs are always in the same place.
 """
 
@@ -14,15 +14,15 @@ import torch
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Recorded:
-    """A function of tensors, recorded for the shapes of ``inputs``, of which it keeps copies on the device.
+class Captured:
+    """A function of tensors, captured for the shapes of ``inputs``, of which it keeps copies on the device.
 
-    The function neither waits for the device nor draws from a generator. It runs once as usual before it is recorded:
+    The function neither waits for the device nor draws from a generator. It runs once as usual before it is captured:
     libraries allocate and compile on first use.
     """
 
     def __init__(self, function: Callable[..., Tensors], inputs: Tensors, device: torch.device) -> None:
-        self._function = function  # kept: the recording reads tensors that it may hold
+        self._function = function  # kept: the graph reads tensors that it may hold
         self._inputs = tuple(tensor.to(device, copy=True) for tensor in inputs)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -30,7 +30,7 @@ class Recorded:
             function(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        gc.collect()  # an older graph that is freed while this one is recorded would spoil it
+        gc.collect()  # an older graph that is freed while this one is captured would spoil it
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may use the device
             self._outputs = function(*self._inputs)
 
@@ -42,18 +42,18 @@ class Recorded:
         return self._outputs
 
 
-class Recorder:
-    """Recordings of several functions, made when a combination of function and shapes is first met."""
+class Captures:
+    """Graphs of several functions, captured when a combination of function and shapes is first met."""
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
         self._device, self._enabled = device, enabled and device.type == "cuda"
-        self._recordings: dict[tuple[object, ...], Recorded] = {}
+        self._captured: dict[tuple[object, ...], Captured] = {}
 
     def __call__(self, name: str, function: Callable[..., Tensors], *inputs: torch.Tensor) -> Tensors:
-        """``function(*inputs)``, recorded under ``name``, which must always mean the same function."""
+        """``function(*inputs)``, captured under ``name``, which must always mean the same function."""
         if not self._enabled:
             return function(*inputs)
         key = name, *(tensor.shape for tensor in inputs)
-        if key not in self._recordings:
-            self._recordings[key] = Recorded(function, inputs, self._device)
-        return self._recordings[key](*inputs)
+        if key not in self._captured:
+            self._captured[key] = Captured(function, inputs, self._device)
+        return self._captured[key](*inputs)
