@@ -24,6 +24,8 @@ from lewm.retired import put
 
 Lewm = Callable[..., Any]  # the fixture: arguments -> what came of it
 NAN, INFINITY = float("nan"), float("inf")
+# For what should be refused and is not.
+QUICKLY = ("--device=cpu", "--eval.episodes=1", "--plan.samples=4", "--plan.elites=2", "--plan.iterations=1")
 
 # Of a run, by dotted name: what JSON can say and no run can have.
 OF_METHOD: list[tuple[str, Any]] = [
@@ -256,7 +258,7 @@ def description(model: Path) -> Any:
 def test_a_model_is_not_loaded(lewm: Lewm, model: Path, description: dict[str, Any], name: str, value: Any):
     describe(model, with_value(description, name, value))
     before = files_below(model)
-    for verb in (("info", model), ("eval", model, "--device", "cpu"), ("export", model, model.with_name("out"))):
+    for verb in (("info", model), ("eval", model, *QUICKLY), ("export", model, model.with_name("out"))):
         assert_one_line(lewm(*verb))
     assert files_below(model.parent) == before
 
@@ -268,7 +270,7 @@ def test_a_model_of_such_a_run_is_not_evaluated(
     """Settings that are gone are no reason: they do not change what the model is."""
     describe(model, with_value(description, f"run.{name}", value))
     before = files_below(model)
-    assert_one_line(lewm("eval", model, "--device", "cpu"))
+    assert_one_line(lewm("eval", model, *QUICKLY))
     assert files_below(model.parent) == before
 
 
@@ -357,7 +359,7 @@ def test_other_sections_of_the_first_format_are_checked_as_well(
 ):
     document = with_value(as_written_by_0_1(description), name, value)
     (model / checkpoint.CONFIG).write_text(json.dumps(document))
-    assert_one_line(lewm("eval", model, "--device", "cpu"))
+    assert_one_line(lewm("eval", model, *QUICKLY))
 
 
 @pytest.mark.parametrize(
@@ -394,7 +396,7 @@ def test_other_sections_are_checked_as_well(
     """Their digest is right: somebody else has written them."""
     describe(model, with_value(description, name, value))
     before = files_below(model)
-    for verb in (("info", model), ("eval", model, "--device", "cpu")):
+    for verb in (("info", model), ("eval", model, *QUICKLY)):
         assert_one_line(lewm(*verb))
     assert files_below(model) == before
 
@@ -406,7 +408,7 @@ def test_sections_that_are_missing_are_noticed(lewm: Lewm, model: Path, descript
         (model / checkpoint.CONFIG).write_text(json.dumps(description))
     else:
         describe(model, description)
-    for verb in (("info", model), ("eval", model, "--device", "cpu")):
+    for verb in (("info", model), ("eval", model, *QUICKLY)):
         assert_one_line(lewm(*verb))
 
 
@@ -573,7 +575,6 @@ def at_most_eight_gigabytes() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 
 
-@pytest.mark.slow
 @pytest.mark.xfail(reason="torch's allocator raises a RuntimeError on a CPU", strict=True)
 def test_sizes_that_are_absurd_only_together(debug_config: Config, tmp_path: Path):
     """Each is allowed; the layer between them has 17 GB."""
