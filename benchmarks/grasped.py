@@ -22,7 +22,7 @@ import torch
 import tyro
 from noticed import FIRST_EPISODE, embed
 
-from lewm.data.collect import HELD_OUT_SEED, generate_episode
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.envs.base import WorldEnv
 from lewm.envs.cube import CUBE_POSITION, EFFECTOR_POSITION, GRIPPER_CLOSED
 from lewm.envs.registry import make_env

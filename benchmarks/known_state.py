@@ -30,7 +30,7 @@ from solvers import BUDGET, SEED
 from torch import nn
 
 from lewm.config import PlanConfig
-from lewm.data.collect import generate_episode
+from lewm.data.generate import generate_episode
 from lewm.data.stats import action_stats
 from lewm.envs.base import WorldEnv
 from lewm.envs.cube import CUBE_POSITION, EFFECTOR_POSITION, EFFECTOR_YAW, GRIPPER_CLOSED
@@ -52,7 +52,7 @@ GOAL_OFFSET, BLOCK = 25, 5  # steps to the goal, and actions of a block
 FEATURES, ACTION_DIM, WIDTH = 9, 5, 512
 BLOCK_DIM = BLOCK * ACTION_DIM
 PEAK_LR, WEIGHT_DECAY, BATCH = 2e-3, 1e-3, 512
-TESTED = 20  # every so-manieth episode is kept from training, to measure the error on
+TESTED = 20  # one episode in so many is kept from training, to measure the error on
 HELD_DISTANCE, HELD_CLOSED = 0.03, 0.3  # the gripper holds the cube if it is nearer, in m, and closed further
 SMOOTH = "solver=icem,action_limit=1,noise_exponent=2"
 SETTINGS = ("schedule=whole", "action_limit=1", SMOOTH, f"{SMOOTH},schedule=shrinking,warm_start=true")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import tyro
 
-from lewm.data.collect import HELD_OUT_SEED, generate_episode
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.envs.base import WorldEnv
 from lewm.envs.registry import make_env
 from lewm.methods.lewm import LeWM

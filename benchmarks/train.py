@@ -3,8 +3,7 @@
     python benchmarks/train.py [--device cuda] [--size full|compact] [--steps 100] [--profile] [--json FILE]
 
 Both train on windows of a TwoRoom dataset that is made first. Ours is what `lewm train` does, data included: first with
-coarse frames, then with whole ones, then as `--cache` and `--kept-patches` say (TFLOP/s are always those of whole
-frames). The public recipe is a Hugging Face ViT with the public predictor and SIGReg (`pip install --no-deps
+whole frames, then as `--cache` and `--kept-patches` say (TFLOP/s are always those of whole frames). The public recipe is a Hugging Face ViT with the public predictor and SIGReg (`pip install --no-deps
 stable-worldmodel einops loguru`, and transformers), eager, bf16 autocast, AdamW, once with batches from a DataLoader
 over HDF5 and once with a batch that is on the device already. Its frames are normalised on the device, which flatters
 it.
@@ -32,14 +31,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from lewm.config import Config, EncoderConfig, PredictorConfig
+from lewm.config import CollectConfig, Config, EncoderConfig, PredictorConfig
 from lewm.data.collect import collect
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import Windows, split_episodes
 from lewm.methods.lewm import LeWMConfig, SigregConfig
 from lewm.presets import preset
 from lewm.train.distributed import SINGLE
-from lewm.train.loop import prepare
+from lewm.train.loop import prepared
 from lewm.train.trainer import Trainer, TrainingMonitor
 
 H200_BF16 = 989e12  # dense, per second
@@ -51,14 +50,13 @@ Row = tuple[str, dict[str, float]]  # its name and what was measured
 
 def benchmark_config(size: str, device: str, folder: Path, batch_size: int | None) -> Config:
     """The full-size network on whole frames, or a model that two CPU cores can train."""
-    config = replace(preset("tworoom"), model=LeWMConfig())
+    config = replace(preset("tworoom"), method=LeWMConfig())
     if size == "compact":
         encoder = EncoderConfig(image_size=112, depth=4, heads=2, width=96, mlp_width=384)
         predictor = PredictorConfig(depth=2, heads=4, head_width=32, mlp_width=384)
-        model = LeWMConfig(encoder, predictor, embed_dim=96, projector_width=384)
-        config = replace(config, method=model, sigreg=SigregConfig(directions=256))
+        config = replace(config, method=LeWMConfig(encoder, predictor, 96, 384, sigreg=SigregConfig(directions=256)))
     default = 128 if size == "full" else 16
-    train = replace(config.train, batch_size=batch_size or default, steps=1_000_000, coarse_steps=0)
+    train = replace(config.train, batch_size=batch_size or default, steps=1_000_000)
     return replace(config, device=device, data=folder / "data.h5", out=folder / "run", train=train)
 
 
@@ -113,7 +111,8 @@ class PublicStep:
         torch.manual_seed(0)
         self.config, self.device = config, device
         self.network = public_network(config.method).to(device).train()
-        self.sigreg = peer.load("wm.loss").SIGReg(config.method.sigreg.knots, config.method.sigreg.directions).to(device)
+        settings = config.method.sigreg  # type: ignore[attr-defined]
+        self.sigreg = peer.load("wm.loss").SIGReg(settings.knots, settings.directions).to(device)
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=5e-5, weight_decay=1e-3)
         self.mean = torch.tensor([0.485, 0.456, 0.406], device=device).view(3, 1, 1)
         self.std = torch.tensor([0.229, 0.224, 0.225], device=device).view(3, 1, 1)
@@ -156,8 +155,8 @@ class HDF5Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def hdf5_windows(config: Config) -> HDF5Windows:
     """The training windows, in a file as the public writer makes it."""
     store = EpisodeStore(config.data)  # type: ignore[arg-type]
-    train_ids, _ = split_episodes(store.num_episodes, config.loader.val_fraction, config.loader.split_seed)
-    windows = Windows(store, None, train_ids, config.method.history, config.method.frame_skip)  # type: ignore[arg-type]
+    train_ids, _ = split_episodes(store.num_episodes, config.loader.val_fraction)
+    windows = Windows(store, None, train_ids, config.method.inputs())
     path = Path(config.data or "").with_name("public.h5")
     if not path.exists():
         with h5py.File(store.path) as ours, h5py.File(path, "w") as public:
@@ -257,26 +256,22 @@ def variants(config: Config, arguments: argparse.Namespace) -> dict[str, Config]
 
 
 def our_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]:
-    """Coarse steps first, then those at full resolution, as a run takes them; then variants of the latter."""
-    coarse_steps = WARM_UP + arguments.steps
-    coarse_first = replace(config, train=replace(config.train, coarse_steps=coarse_steps))
-    for name, settings in ({OURS: coarse_first} | variants(config, arguments)).items():
+    """Steps as a run takes them, and variants."""
+    for name, settings in ({OURS: config} | variants(config, arguments)).items():
         forget_memory(device)
         started = time.perf_counter()
-        trainer = prepare(replace(settings, out=config.out / name), "never", SINGLE, device, Notes())  # type: ignore[operator]
-        trainer.state.model.train()
-        print(f"{name}: ready after {time.perf_counter() - started:.1f} s.", flush=True)
-        for row_name in ("ours, coarse", OURS) if name == OURS else (name,):
+        out = Path(config.out or "") / name
+        with prepared(replace(settings, out=out), "never", SINGLE, device, Notes()) as trainer:
+            trainer.state.method.train()
+            print(f"{name}: ready after {time.perf_counter() - started:.1f} s.", flush=True)
             row = measure(lambda trainer=trainer: counted(trainer), arguments.steps, device)
-            trainer.step = max(trainer.step, coarse_steps)
             if "in cuda" in trainer.data.cache:
                 store = EpisodeStore(config.data)  # type: ignore[arg-type]
                 row["gib"] -= store.num_frames * store.resolution**2 * 3 / 2**30  # the frames themselves
-            yield row_name, row
-        if arguments.profile and name == OURS:
-            print(profile(lambda trainer=trainer: counted(trainer), device))
-        trainer.batches.close()
-        del trainer  # and with it the recorded step, which holds much memory
+            yield name, row
+            if arguments.profile and name == OURS:
+                print(profile(lambda trainer=trainer: counted(trainer), device))
+        del trainer  # and with it the captured step, which holds much memory
 
 
 def public_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]:
@@ -299,8 +294,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=None)
     parser.add_argument("--episodes", type=int, default=40)
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="of the public loader")
-    parser.add_argument("--compile", default="auto", choices=("auto", "on", "off", "max-autotune"))
-    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--compile", default="auto", choices=("auto", "on", "off"))
     parser.add_argument("--cache", nargs="+", default=["auto"], help="loader.cache; the public recipe meets the first")
     parser.add_argument("--kept-patches", nargs="*", type=int, default=[], help="ours with so many patches of a frame")
     parser.add_argument("--optimizer", default="adamw", choices=("adamw", "muon"))
@@ -321,10 +315,11 @@ def main() -> None:
     device = torch.device(arguments.device)
     with tempfile.TemporaryDirectory() as folder:
         config = benchmark_config(arguments.size, arguments.device, Path(folder), arguments.batch_size)
-        fast = {"compile": arguments.compile, "attention": arguments.attention, "optimizer": arguments.optimizer}
+        fast = {"compile": arguments.compile, "optimizer": arguments.optimizer}
         train = replace(config.train, **fast, cuda_graph=not arguments.no_cuda_graph, fused=not arguments.no_fused)
         config = replace(config, train=train, loader=replace(config.loader, cache=arguments.cache[0]))
-        collect(config.env, folder / Path("data.h5"), arguments.episodes, config.method.encoder.image_size, 0)
+        size = config.method.inputs().image_size or 0
+        collect(config.env, folder / Path("data.h5"), CollectConfig(arguments.episodes, size))
         public = iter(()) if arguments.no_public else public_rows(config, arguments, device)
         rows = {}
         for name, row in itertools.chain(our_rows(config, arguments, device), public):

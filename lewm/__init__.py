@@ -16,16 +16,18 @@ import lewm.envs  # noqa: F401  (registers the Gymnasium ids; imports no simulat
 from lewm.version import __version__
 
 if TYPE_CHECKING:
-    from lewm.config import Config, PlanConfig
+    from lewm.config import CollectConfig, Config, PlanConfig
     from lewm.data.collect import collect
     from lewm.envs.registry import make_env, register_env
     from lewm.methods.files import load
     from lewm.methods.lewm import LeWM
+    from lewm.methods.registry import register_method
     from lewm.plan.mpc import Planner
     from lewm.plan.tuned import tuned_plan
     from lewm.presets import preset
 
 _HOMES = {
+    "CollectConfig": "lewm.config",
     "Config": "lewm.config",
     "LeWM": "lewm.methods.lewm",
     "PlanConfig": "lewm.config",
@@ -35,10 +37,12 @@ _HOMES = {
     "make_env": "lewm.envs.registry",
     "preset": "lewm.presets",
     "register_env": "lewm.envs.registry",
+    "register_method": "lewm.methods.registry",
     "tuned_plan": "lewm.plan.tuned",
 }
 
 __all__ = [
+    "CollectConfig",
     "Config",
     "LeWM",
     "PlanConfig",
@@ -49,6 +53,7 @@ __all__ = [
     "make_env",
     "preset",
     "register_env",
+    "register_method",
     "tuned_plan",
 ]
 

@@ -44,7 +44,7 @@ def debug_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """The "debug" preset on the CPU, with its dataset collected."""
     config = preset("debug")
     path = tmp_path_factory.mktemp("data") / "tworoom.h5"
-    collect(config.env, path, config.collect.episodes, config.collect.resolution, config.seed, workers=1)
+    collect(config.env, path, config.collect, config.seed)
     return replace(config, data=path, device="cpu")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lewm.checkpoint import load_document, pretrained_models
-from lewm.data.collect import HELD_OUT_SEED, generate_episode
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.export.card import CARD, model_card
 from lewm.methods.lewm import LeWM
 

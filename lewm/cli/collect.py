@@ -35,9 +35,7 @@ def collect_with_progress(env: str, out: Path, settings: CollectConfig, seed: in
 
     started = time.monotonic()
     with progress_bar(console, "collect") as on_progress:
-        sizes = (settings.episodes, settings.resolution, seed, settings.workers)
-        content = (settings.frame_stride, settings.demos, settings.exploration, settings.mistakes)
-        report = collect(env, out, *sizes, on_progress, *content)
+        report = collect(env, out, settings, seed, on_progress)
     rate = report.frames * report.new_episodes / report.episodes / (time.monotonic() - started)
     counts = f"{report.episodes:,} episodes ({report.new_episodes:,} new), {report.frames:,} frames"
     speed = f", {rate:,.0f} frames/s" if report.new_episodes else ""

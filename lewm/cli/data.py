@@ -27,7 +27,7 @@ def data_check(arguments: list[str]) -> None:
     """Read everything, verify checksums, show statistics and a contact sheet"""
     args = parse(DataCheckArgs, arguments, "data check")
     from lewm.cli.progress import progress_bar
-    from lewm.data.check import check
+    from lewm.data.formats.check import check
 
     sheet = args.contact_sheet or args.file.with_name(f"{args.file.name}.contact.png")
     with progress_bar(console, "check") as on_progress:
@@ -37,7 +37,7 @@ def data_check(arguments: list[str]) -> None:
     for number, (*values, at_bounds) in enumerate(report.actions):
         table.add_row(str(number), *(f"{value:.4g}" for value in values), f"{100 * at_bounds:.1f} %")
     console.print(table)
-    say(f"Contact sheet: {sheet}")
+    say(report.contact_sheet)
     if report.problems:
         raise DataError("\n- ".join([f"{args.file} has problems ({len(report.problems)}):", *report.problems]))
     say("No problems found.")
@@ -61,7 +61,7 @@ def data_convert(arguments: list[str]) -> None:
     """From and to HDF5, LeRobot and plain folders"""
     args = parse(DataConvertArgs, arguments, "data convert")
     from lewm.cli.progress import progress_bar
-    from lewm.data.convert import convert
+    from lewm.data.formats.convert import convert
 
     options: dict[str, Any] = {"camera": args.camera, "resolution": args.resolution, "crop": args.crop}
     options |= {"fps": args.fps, "quality": args.video_quality}
@@ -83,7 +83,7 @@ class DataShowArgs:
 def data_show(arguments: list[str]) -> None:
     """Write an episode as GIF or MP4"""
     args = parse(DataShowArgs, arguments, "data show")
-    from lewm.data.show import show
+    from lewm.data.formats.show import show
 
     say(f"Film: {show(args.file, args.episode, args.out, args.fps)}")
 

@@ -48,8 +48,9 @@ class Display:
 
     def step(self, step: int, total: int, values: dict[str, float]) -> None:
         """Show a training step, with its speed and, where they were measured, the terms of the loss."""
-        terms = [f"{name.removesuffix('_loss')} {value:.3g}" for name, value in values.items() if name.endswith("_loss")]
-        losses = f"loss {values['loss']:.3f} ({', '.join(terms)})  " if values else ""
+        terms = {name.removesuffix("_loss"): value for name, value in values.items() if name.endswith("_loss")}
+        named = ", ".join(f"{name} {value:.3g}" for name, value in terms.items())
+        losses = f"loss {values['loss']:.3f} ({named})  " if values else ""
         self.update(step, total, f"{losses}{self._rate(step):.1f} steps/s")
 
     def note(self, message: str) -> None:

@@ -11,14 +11,14 @@ from rich.markup import escape
 from lewm.cli.frame import console, parse, print_grid, say, take_option, take_positional, wants_help
 from lewm.config import Config, LoaderConfig, MethodConfig, TrainConfig
 from lewm.errors import LewmError
-from lewm.methods.registry import METHODS
+from lewm.methods.registry import method_names
 from lewm.presets import PRESETS, preset
 
 # The settings that most runs change, and what for. `lewm train PRESET --help` has all of them.
 COMMON = {
     "--data FILE": "the dataset, from `lewm collect` or the authors",
     "--out DIR": "the run's folder; a run that is there is continued",
-    "--method NAME": f"what to train: {', '.join(METHODS)}",
+    "--method NAME": "what to train (below)",
     "--env NAME": "another world than the preset's",
     "--seed N": "everything random derives from it",
     "--device cuda": "auto takes CUDA, then MPS, then the CPU",
@@ -92,7 +92,7 @@ def _explain() -> None:
     console.print("[bold]Train a method on a dataset.[/] The same command continues an interrupted run.\n")
     print_grid((f"  [bold]{escape(flag)}[/]", escape(meaning)) for flag, meaning in COMMON.items())
     examples = "\n".join(f"  {example}" for example in EXAMPLES)
-    say(f"\nPresets: {', '.join(PRESETS)}. Examples:\n{examples}\n")
+    say(f"\nMethods: {', '.join(method_names())}. Presets: {', '.join(PRESETS)}. Examples:\n{examples}\n")
 
 
 def _train_along(config: Config, resume: str, rank: int) -> None:

@@ -16,8 +16,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from lewm.data.collect import HELD_OUT_SEED, generate_episode
-from lewm.data.demonstrations import demonstrations_digest
+from lewm.data.formats.demonstrations import demonstrations_digest
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.envs.registry import EnvEntry, env_entry, make_env
 from lewm.errors import ConfigError, unknown_name
 from lewm.files import completing

@@ -10,7 +10,6 @@ numbers as ``encode`` and ``rollout``, faster.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -19,11 +18,11 @@ from torch import nn
 
 from lewm.config import JEPAConfig
 from lewm.errors import PlanningError
+from lewm.kernels.rollout import choose_rollout, planning_dtype
 from lewm.model.encoder import Encoder, make_encoder
 from lewm.model.flops import rollout_flops
 from lewm.model.predictor import ActionEmbedder, Predictor
 from lewm.model.projector import Projector, measuring, set_statistics
-from lewm.model.rollout import FastRollout
 from lewm.model.view import view
 from lewm.types import Array, Batch, EncoderFunction, RolloutFunction
 
@@ -150,21 +149,11 @@ class JEPA(nn.Module):
 
         precision: "float32", "bf16", or "auto": bf16 on CUDA.  differentiable: gradients with respect to the actions.
         """
-        from lewm.model import rollout_cluster, rollout_triton
-
-        bf16 = self._plans_in_bf16(precision)
-        if bf16 and not differentiable and rollout_cluster.supports(self):
-            try:
-                return rollout_cluster.ClusterRollout(self)
-            except (OSError, RuntimeError) as error:  # no compiler, or one that does not know this GPU
-                warnings.warn(f"Planning goes without its fastest kernel: {error}", stacklevel=2)
-        if bf16 and not differentiable and rollout_triton.supports(self):
-            return rollout_triton.TritonRollout(self)
-        return FastRollout(self, torch.bfloat16 if bf16 else torch.float32)
+        return choose_rollout(self, precision, differentiable)
 
     def planning_encoder(self, precision: str = "auto") -> EncoderFunction:
         """``encode`` for a planner, in a precision as for ``planning_rollout``, with a frozen copy of the weights."""
-        if not self._plans_in_bf16(precision):
+        if planning_dtype(precision, self.device) == torch.float32:
             return self.encode
         # Products are bf16 as in training. Their weights are converted now, not at every call.
         frozen = copy.deepcopy(self)
@@ -177,9 +166,6 @@ class JEPA(nn.Module):
                 return frozen.encode(pixels).float()
 
         return encode
-
-    def _plans_in_bf16(self, precision: str) -> bool:
-        return precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
 
     def rollout_flops(self, context: int, horizon: int) -> int:
         """Floating-point operations of ``rollout`` for one candidate, from so many frames over so many blocks."""

@@ -61,7 +61,7 @@ def _quadrature(knots: int, device: torch.device) -> tuple[torch.Tensor, torch.T
     t = torch.linspace(0, END, knots, device=device)
     step = END / (knots - 1)
     weight = torch.full_like(t, 2 * step)
-    weight[:1].fill_(step)  # not by assignment, which copies from the host: a step that is being recorded cannot
+    weight[:1].fill_(step)  # not by assignment, which copies from the host: a step that is being captured cannot
     weight[-1:].fill_(step)
     return t, weight * (-0.5 * t**2).exp()
 

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from lewm.config import EncoderConfig
-from lewm.model import attention_kernels, mlp_kernels
+from lewm.kernels import attention as attention_kernels
+from lewm.kernels import mlp as mlp_kernels
 from lewm.model.encoder import IMAGENET_MEAN, IMAGENET_STD, Encoder
 from lewm.model.view import view
 from lewm.types import Array
@@ -95,11 +96,22 @@ class MLP(nn.Sequential):
 
     fused = True  # where the kernels can do it
 
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+    @property
+    def hidden(self) -> nn.Linear:
+        return cast(nn.Linear, self[0])
+
+    @property
+    def out(self) -> nn.Linear:
+        return cast(nn.Linear, self[2])
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., W) -> (..., W)."""
-        first, last = cast(nn.Linear, self[0]), cast(nn.Linear, self[2])
-        if self.fused and mlp_kernels.worthwhile(x, first.out_features):
-            return mlp_kernels.fused_mlp(x, first.weight, first.bias, last.weight, last.bias)
+        hidden, out = self.hidden, self.out
+        if self.fused and mlp_kernels.worthwhile(x, hidden.out_features):
+            return mlp_kernels.fused_mlp(x, hidden.weight, hidden.bias, out.weight, out.bias)
         return super().forward(x)
 
 
@@ -111,7 +123,7 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
         self.attention = SelfAttention(config.width, config.heads)
         self.mlp_norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
-        self.mlp = MLP(nn.Linear(config.width, config.mlp_width), nn.GELU(), nn.Linear(config.mlp_width, config.width))
+        self.mlp = MLP(config.width, config.mlp_width)
 
     def forward(self, x_NPW: torch.Tensor, change_NPW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens, and what is still to be added to them, before the block -> the same after it.
@@ -229,12 +241,14 @@ class ViT(Encoder):
 
         Only the [CLS] token is read, so no other is computed.
         """
-        return self.norm(cast(Block, self.blocks[-1]).first_token(x_NPW, change_NPW))
+        *_, last_block = self.blocks
+        return self.norm(cast(Block, last_block).first_token(x_NPW, change_NPW))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """(N, R, R, 3) uint8 -> (N, W)."""
         x, change = self.embed(pixels)
-        for block in self.blocks[:-1]:
+        *earlier_blocks, _ = self.blocks
+        for block in earlier_blocks:
             x, change = block(x, change)
         return self.summary(x, change)
 

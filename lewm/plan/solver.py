@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from lewm.plan import kernels
+from lewm.kernels import search as kernels
 from lewm.plan.noise import normal
 from lewm.types import Cost
 

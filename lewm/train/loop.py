@@ -19,19 +19,19 @@ from types import FrameType
 import torch
 
 from lewm.config import Config
-from lewm.data.windows import batch_indices
+from lewm.data.windows import Windows, batch_indices
 from lewm.errors import TrainingError
 from lewm.methods.base import Method
 from lewm.rng import derive_seed
 from lewm.train.compiled import Compilation, compile_parts, wants_compiling
 from lewm.train.distributed import Processes, join_processes, restarts, share_batchnorm
-from lewm.train.inputs import Dataset, TrainingData, load_windows, open_dataset
+from lewm.train.inputs import Dataset, TrainingData, compute_features, load_windows, open_dataset
 from lewm.train.optim import make_optimizer
 from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState, decisive_settings
 from lewm.train.step import CapturedStep, PlainStep, StepFunction
 from lewm.train.trainer import INITIAL_WEIGHTS, WINDOWS, SilentMonitor, Trainer, TrainingMonitor
-from lewm.types import Array
+from lewm.types import Batch
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ def prepared(
     state = _initial_state(config, dataset, device, processes)
     run = Run(config.out or Path("runs/train"))
     fast, compilation = _compiled(state.method, config, device, processes, run)
+    processes.together(lambda: compute_features(dataset, device, monitor.note) if processes.is_first else None)
     data = processes.together(lambda: load_windows(config, dataset, device))
     with contextlib.ExitStack() as stack:
         newest, problems = _claim(run, config, resume, processes, stack)
@@ -115,8 +116,7 @@ def prepared(
             monitor.note(note)
         if compilation:
             compilation.report(monitor.note)
-        windows_of = _windows_of(config, len(data.training), part)
-        batches = Batches(data.training.batch, windows_of, config.train.steps, device)
+        batches = Batches(_batch_of(config, data.training, part), config.train.steps, device)
         stack.callback(batches.close)
         take_step: StepFunction = PlainStep(fast, state.optimizer, config.train, processes)
         # What processes say to one another cannot be captured.
@@ -187,7 +187,7 @@ def _remarks(method: Method, dataset: Dataset, processes: Processes) -> list[str
     return method.remarks(dataset.spread_frames())
 
 
-def _windows_of(config: Config, windows: int, part: slice) -> Callable[[int], Array]:
-    """This process's windows of each step: its part of a batch that does not depend on how many share it."""
-    seed = derive_seed(config.seed, WINDOWS)
-    return lambda step: batch_indices(windows, config.train.batch_size, step, seed)[part]
+def _batch_of(config: Config, windows: Windows, part: slice) -> Callable[[int], Batch]:
+    """This process's part of the batch of each step, which does not depend on how many share it."""
+    seed, size = derive_seed(config.seed, WINDOWS), config.train.batch_size
+    return lambda step: windows.batch(batch_indices(len(windows), size, step, seed), (seed, step), part)

@@ -206,7 +206,7 @@ class Trainer:
         size = min(self.config.train.batch_size, len(windows))
         seed = derive_seed(self.config.seed, purpose)
         for i in range(count):
-            batch = windows.batch(batch_indices(len(windows), size, i, seed))
+            batch = windows.batch(batch_indices(len(windows), size, i, seed), (seed, i))
             yield batch.map(lambda tensor: tensor.to(self.device))
 
     def _checkpoint(self) -> None:

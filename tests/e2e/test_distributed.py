@@ -20,7 +20,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from lewm import checkpoint
-from lewm.config import Config
+from lewm.config import CollectConfig, Config
 from lewm.errors import ConfigError, TrainingError
 from lewm.methods.lewm import LeWM
 from lewm.presets import preset
@@ -292,7 +292,7 @@ def test_mistakes_are_explained_once_and_nothing_hangs(debug_config: Config, tmp
     other_data = tmp_path / "other.h5"
     from lewm.data.collect import collect
 
-    collect(debug_config.env, other_data, 9, 28, 5, workers=1)
+    collect(debug_config.env, other_data, CollectConfig(9, 28, workers=1), seed=5)
     plain, differ = ("-m", "lewm"), str(script)
     cases = [
         ((*plain, *options(debug_config, run, 5, **{"batch-size": 9})), "must be a multiple of the 2 processes"),

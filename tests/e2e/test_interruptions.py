@@ -95,8 +95,9 @@ def test_every_kind_of_interruption(debug_config: Config, tmp_path: Path, monkey
 
 COLLECT = """
 import sys
-from lewm.data.collect import collect
-collect("tworoom", sys.argv[1], episodes=100, resolution=28, seed=3, workers=2, frame_stride=2)
+import lewm
+settings = lewm.CollectConfig(episodes=100, resolution=28, workers=2, frame_stride=2)
+lewm.collect("tworoom", sys.argv[1], settings, seed=3)
 """
 
 

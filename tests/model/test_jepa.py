@@ -23,8 +23,8 @@ def model() -> LeWM:
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
         for projector in (model.projector, model.prediction_projector):
-            projector[1].running_mean.normal_()
-            projector[1].running_var.uniform_(0.5, 2)
+            projector.norm.running_mean.normal_()
+            projector.norm.running_var.uniform_(0.5, 2)
     return model
 
 
