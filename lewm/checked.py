@@ -61,7 +61,7 @@ class Checked:
                 raise ConfigError(unknown_name(self._named(name), value, map(str, known)))
             return
         if not any(_fits(value, part) for part in _alternatives(hint)):
-            wanted = " or ".join(_KINDS.get(part, getattr(part, "__name__", str(part))) for part in _alternatives(hint))
+            wanted = " or ".join(_called(part) for part in _alternatives(hint))
             raise ConfigError(f"{self._named(name)} must be {wanted}, got {value!r}.")
         if isinstance(value, float):
             self._require(math.isfinite(value), name, "a finite number")
@@ -93,7 +93,16 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
+def _called(kind: Any) -> str:
+    """What a message calls a kind of value."""
+    if typing.get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, typing.get_args(kind)))}"
+    return str(_KINDS.get(kind, getattr(kind, "__name__", kind)))
+
+
 def _fits(value: Any, kind: Any) -> bool:
+    if typing.get_origin(kind) is Literal:
+        return value in typing.get_args(kind)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind is float:

@@ -13,8 +13,10 @@ from PIL import Image
 
 from lewm.checked import to_dict
 from lewm.evaluate.manifest import build_manifest
+from lewm.methods.lewm import LeWM
 from lewm.plan.tuned import tuned_plan
 from lewm.presets import preset
+from lewm.types import ActionStats, DataFacts
 
 Lewm = Callable[..., Any]  # the fixture: arguments -> what came of it
 
@@ -86,6 +88,34 @@ def test_tuned_plans_are_the_environments_but_for_what_is_asked(lewm: Lewm, debu
     tuned = tuned_plan("tworoom", preset("debug").plan)
     asked = replace(tuned, icem=replace(tuned.icem, noise_exponent=0.0))
     assert json.loads(out.read_text())["config"]["plan"] == to_dict(asked)
+
+
+def test_a_model_is_evaluated_in_its_own_world_unless_another_is_named(lewm: Lewm, debug_run: Path, tmp_path: Path):
+    out = tmp_path / "result.json"
+    arguments = ("eval", debug_run, "--device", "cpu", "--out", out, "--eval.episodes", 1)
+    answer = lewm(*arguments)
+    assert (answer.status, answer.err) == (0, "")
+    assert "trained in" not in answer.out
+    assert json.loads(out.read_text())["environment"] == "lewm/TwoRoom-v0"
+    answer = lewm(*arguments, "--env", "tworoom")  # the same, by its other name
+    assert answer.status == 0
+    assert "trained in" not in answer.out
+    answer = lewm(*arguments, "--env", "pusht")
+    assert (answer.status, answer.err) == (0, "")
+    assert "This model was trained in lewm/TwoRoom-v0; it is evaluated in pusht, as asked." in answer.out
+    assert json.loads(out.read_text())["environment"] == "lewm/PushT-v0"
+
+
+def test_a_model_that_does_not_know_its_world_must_be_told(lewm: Lewm, tmp_path: Path):
+    stats = ActionStats((0.0, 0.0), (1.0, 1.0))
+    LeWM(preset("debug").method, DataFacts(stats)).save_pretrained(tmp_path / "model")
+    small = ("--plan.samples", 4, "--plan.elites", 2, "--plan.iterations", 1, "--eval.episodes", 1)
+    arguments = ("eval", tmp_path / "model", "--device", "cpu", *small, "--out", tmp_path / "result.json")
+    lewm(*arguments).assert_refused("does not say which world it was trained in. Name one with --env.")
+    assert not (tmp_path / "result.json").exists()
+    answer = lewm(*arguments, "--env", "pusht")
+    assert (answer.status, answer.err) == (0, "")
+    assert json.loads((tmp_path / "result.json").read_text())["environment"] == "lewm/PushT-v0"
 
 
 def test_a_solver_must_exist(lewm: Lewm, debug_run: Path):

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import nn
 
 from lewm import checkpoint
 from lewm.config import CollectConfig, Config
@@ -48,11 +49,12 @@ class Isolated(LeWM):
         return super().losses(batch, draws, ALONE)
 
 
-def one_step(processes: Processes, naive: bool) -> dict[str, torch.Tensor]:
+def one_step(processes: Processes, naive: bool, kind: str = "vit") -> dict[str, torch.Tensor]:
     """Losses, gradients and BatchNorm statistics after one step on this process's part of a fixed batch."""
     config = without_dropout(preset("debug"))
+    settings = replace(config.method, encoder=replace(config.method.encoder, kind=kind))
     torch.manual_seed(0)
-    model = (Isolated if naive else LeWM)(config.method, DataFacts(ActionStats((0.0, 0.0), (1.0, 1.0))))
+    model = (Isolated if naive else LeWM)(settings, DataFacts(ActionStats((0.0, 0.0), (1.0, 1.0))))
     # As after some training: gates are open, and frames do not look alike, which would amplify rounding.
     with torch.no_grad():
         for parameter in model.parameters():
@@ -62,20 +64,45 @@ def one_step(processes: Processes, naive: bool) -> dict[str, torch.Tensor]:
     part = processes.part_of(BATCH)
     if not naive:
         share_batchnorm(model, processes)
-    settings = replace(config.train, clip_norm=1e9)
+    training = replace(config.train, clip_norm=1e9)
     optimizer = torch.optim.SGD([{"params": list(model.parameters()), "clip": ""}], lr=0.0)
-    step = PlainStep(model, optimizer, settings, processes)
+    step = PlainStep(model, optimizer, training, processes)
     losses = step(batch.map(lambda tensor: tensor[part]), model.draws(0, 0, model.device)).losses
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     buffers = {name: b for name, b in model.named_buffers() if "running" in name}
     return {"loss": processes.mean(losses.total), "sigreg": losses.terms["sigreg"], **gradients, **buffers}
 
 
+def step_on_images(processes: Processes, shared: bool) -> dict[str, torch.Tensor]:
+    """Outputs, gradients and statistics of BatchNorms between convolutions, on this process's part of some images."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 4, 3, stride=2), nn.BatchNorm2d(4)
+    )
+    images = 2 * torch.randn(BATCH, 3, 12, 10) + torch.arange(BATCH).view(-1, 1, 1, 1)  # not alike in each part
+    part = processes.part_of(BATCH)
+    weights = torch.randn(BATCH, 4, 4, 3)[part]
+    if shared:
+        share_batchnorm(network, processes)
+    mine = images[part].clone().requires_grad_()
+    outputs = network(mine)
+    ((outputs.square() * weights).mean() / processes.count).backward()
+    processes.sum_gradients(network.parameters())
+    evaluated = network.eval()(images[:2])
+    whole = {"outputs": outputs, "images' gradient": mine.grad}
+    gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
+    found = {name: processes.concatenate(tensor.detach()) for name, tensor in whole.items()}
+    return found | gradients | dict(network.named_buffers()) | {"evaluated": evaluated.detach()}
+
+
 def worker(rank: int, count: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
     processes = Processes(rank, count)
-    found = {naive: one_step(processes, naive) for naive in (False, True)}
+    found: dict[Any, Any] = {naive: one_step(processes, naive) for naive in (False, True)}
+    found["images"] = {shared: step_on_images(processes, shared) for shared in (False, True)}
+    if count == 2:
+        found["resnet18"] = one_step(processes, naive=False, kind="resnet18")
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -93,6 +120,30 @@ def test_processes_have_the_loss_and_gradient_of_one(count: int, tmp_path: Path)
         naive_error = max((found[True][name] - expected).abs().max() for name, expected in alone.items())
         assert naive_error > 1e-2
         assert abs(found[True]["sigreg"] - alone["sigreg"]) > 1e-2
+        check_images(found["images"])
+        if count == 2:
+            check_resnet(found["resnet18"])
+
+
+def check_images(found: dict[bool, dict[str, torch.Tensor]]) -> None:
+    """BatchNorms that are shared do what one does with all images; others do not."""
+    alone = step_on_images(Processes(), shared=False)
+    assert {name for name in alone if "running" in name} == {
+        f"{i}.running_{m}" for i in (1, 4) for m in ("mean", "var")
+    }
+    for name, expected in alone.items():
+        torch.testing.assert_close(found[True][name], expected, rtol=1e-4, atol=1e-5, msg=name)
+    for name in ("outputs", "images' gradient", "1.running_mean", "0.weight", "evaluated"):
+        assert (found[False][name] - alone[name]).norm() > 1e-2 * alone[name].norm(), name
+
+
+def check_resnet(found: dict[str, torch.Tensor]) -> None:
+    """Twenty BatchNorms behind one another, as one process has them."""
+    alone = one_step(Processes(), naive=False, kind="resnet18")
+    assert found.keys() == alone.keys()
+    assert sum(name.startswith("encoder.") and name.endswith("running_var") for name in alone) == 20
+    for name, expected in alone.items():
+        assert (found[name] - expected).norm() <= 1e-3 * expected.norm() + 1e-6, name
 
 
 def test_a_batch_is_divided_into_equal_parts() -> None:

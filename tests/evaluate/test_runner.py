@@ -371,3 +371,37 @@ def test_pairs_of_another_environment_are_refused(debug_model: LeWM, tmp_path: P
     config = preset("debug")
     with pytest.raises(ConfigError, match=r"has pairs of lewm/Maze-v0, not of lewm/TwoRoom-v0.*--env lewm/Maze-v0"):
         evaluate(debug_model, replace(config, eval=replace(config.eval, manifest=str(path))))
+
+
+# -- another world ------------------------------------------------------------------------------------------------
+
+
+def in_pusht(config: Config) -> Config:
+    """It has actions of two numbers, as TwoRoom has."""
+    return replace(config, env="pusht", device="cpu")
+
+
+@pytest.mark.usefixtures("nothing_may_run")
+@pytest.mark.parametrize("name", ["pusht", "lewm/PushT-v0"])
+def test_a_model_is_not_evaluated_in_another_world(debug_model: LeWM, name: str):
+    assert debug_model.facts.environment == "lewm/TwoRoom-v0"
+    message = r"was trained in lewm/TwoRoom-v0, and lewm/PushT-v0 is another world.*elsewhere=True"
+    with pytest.raises(PlanningError, match=message):
+        evaluate(debug_model, replace(preset("debug"), env=name))
+
+
+def test_unless_that_is_asked_for(debug_model: LeWM):
+    evaluation = evaluate(debug_model, in_pusht(preset("debug")), elsewhere=True)
+    assert evaluation.config.env == "pusht"
+    assert {len(result.states[0]) for result in evaluation.results} == {len(make_env("pusht").state)}
+
+
+@pytest.mark.parametrize("name", ["tworoom", "lewm/TwoRoom-v0"])
+def test_the_models_own_world_has_two_names(debug_model: LeWM, name: str):
+    assert len(evaluate(debug_model, replace(preset("debug"), env=name)).results) == 2
+
+
+def test_a_model_that_does_not_know_its_world_is_evaluated_in_any():
+    stats = ActionStats((0.0, 0.0), (1.0, 1.0))
+    model = LeWM(preset("debug").method, DataFacts(stats)).eval()
+    assert len(evaluate(model, in_pusht(preset("debug"))).results) == 2

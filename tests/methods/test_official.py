@@ -18,11 +18,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import lewm
 from lewm import cli
 from lewm.config import Config
 from lewm.data.stats import action_stats, recorded_actions
 from lewm.data.store import EpisodeStore
-from lewm.errors import CheckpointError, FileError
+from lewm.errors import CheckpointError, FileError, PlanningError
+from lewm.evaluate.runner import evaluate
 from lewm.methods.lewm import LeWM, LeWMConfig
 from lewm.methods.official import import_official
 from lewm.model.vit import IMAGENET_MEAN, IMAGENET_STD
@@ -270,6 +272,41 @@ def test_a_dataset_gives_statistics_and_recorded_actions(small: Any, tmp_path: P
         everything = recorded_actions(store.actions, store.lengths, np.arange(store.num_episodes))
     assert model.recorded_actions is not None
     assert np.array_equal(model.recorded_actions.numpy(), everything)
+
+
+def test_an_import_records_the_world(small: Any, tmp_path: Path, debug_config: Config) -> None:
+    """That of --env, by whichever of its names; else that of the dataset."""
+    files = [str(path) for path in write(tmp_path / "official", *small)]
+    data = ["--dataset", str(debug_config.data)]
+    worlds = {
+        "named": (["--env", "pusht"], "lewm/PushT-v0"),
+        "id": (["--env", "lewm/PushT-v0"], "lewm/PushT-v0"),
+        "dataset": (data, "lewm/TwoRoom-v0"),
+        "both": ([*data, "--env", "tworoom"], "lewm/TwoRoom-v0"),
+        "neither": ([], None),
+    }
+    for name, (options, environment) in worlds.items():
+        out = tmp_path / name
+        assert cli.run(["import-official", *files, str(out), *options]) == 0
+        assert lewm.load(out, "cpu").facts.environment == environment
+        assert json.loads((out / "config.json").read_text())["facts"]["environment"] == environment
+
+
+def test_an_import_for_a_world_that_does_not_exist_is_refused(
+    small: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(path) for path in write(tmp_path / "official", *small)]
+    assert cli.run(["import-official", *files, str(tmp_path / "out"), "--env", "mars"]) == 1
+    assert "Unknown environment 'mars'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_imported_model_is_not_evaluated_in_another_world(small: Any, tmp_path: Path, debug_config: Config) -> None:
+    files = [str(path) for path in write(tmp_path / "official", *small)]
+    out = tmp_path / "out"
+    assert cli.run(["import-official", *files, str(out), "--dataset", str(debug_config.data), "--env", "pusht"]) == 0
+    with pytest.raises(PlanningError, match=r"trained in lewm/PushT-v0, and lewm/TwoRoom-v0 is another world"):
+        evaluate(lewm.load(out, "cpu"), debug_config)
 
 
 def test_a_safetensors_file_imports_like_a_pt_file(small: Any, tmp_path: Path) -> None:
