@@ -549,7 +549,7 @@ def test_a_flag_that_no_evaluation_can_have_starts_none(lewm: Lewm, debug_run: P
 @pytest.mark.parametrize(
     "flag",
     [
-        traceback("--seed=-1"),
+        "--seed=-1",
         f"--seed={2**70}",
         "--episodes=0",
         f"--episodes={10**9}",
@@ -568,6 +568,27 @@ def test_a_flag_that_no_collection_can_have_starts_none(lewm: Lewm, tmp_path: Pa
     small = ("--episodes=1", "--resolution=28", "--workers=1")
     answer = lewm("collect", "tworoom", f"--out={tmp_path / 'new' / 'data.h5'}", *small, flag)
     assert_flag_refused(answer, flag)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "flag"),
+    [
+        ("convert", "--resolution=0"),
+        ("convert", "--resolution=-5"),
+        ("convert", "--resolution=2.5"),
+        ("convert", "--to=video"),
+        ("show", "--episode=-1"),
+        ("show", "--episode=999"),
+        ("show", "--fps=0"),
+        ("show", "--fps=-3"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_for_a_dataset_does_nothing(
+    lewm: Lewm, tmp_path: Path, debug_config: Config, verb: str, flag: str
+):
+    target = tmp_path / "new.h5" if verb == "convert" else f"--out={tmp_path / 'film.gif'}"
+    assert_flag_refused(lewm("data", verb, debug_config.data, target, flag), flag)
     assert list(tmp_path.iterdir()) == []
 
 

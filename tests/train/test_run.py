@@ -184,15 +184,7 @@ def altered(data: Path | None, target: Path, column: str) -> Path:
     return target
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        "action",
-        pytest.param(
-            "pixels", marks=pytest.mark.xfail(reason="the digest of a dataset is without pixels", strict=True)
-        ),
-    ],
-)
+@pytest.mark.parametrize("column", ["action", "pixels"])
 def test_a_run_is_not_continued_on_a_dataset_of_as_many_windows(
     debug_config: Config, stopped: Path, tmp_path: Path, column: str
 ):
