@@ -63,8 +63,9 @@ class Checked:
         if not any(_fits(value, part) for part in _alternatives(hint)):
             wanted = " or ".join(_called(part) for part in _alternatives(hint))
             raise ConfigError(f"{self._named(name)} must be {wanted}, got {value!r}.")
-        if isinstance(value, float):
-            self._require(math.isfinite(value), name, "a finite number")
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            self._require(False, name, "a finite number" if numbers is not value else "finite numbers")
         if isinstance(value, int) and not isinstance(value, bool):
             largest = LARGEST_SEED if name == "seed" else LARGEST
             self._require(abs(value) <= largest, name, f"at most {largest:,}")
@@ -140,13 +141,18 @@ def from_dict(cls: type[T], values: Any, where: str = "") -> T:
     for name, value in values.items():
         if name not in fields:
             raise ConfigError(unknown_name("field", where + name, (where + f for f in fields)))
-        if dataclasses.is_dataclass(hints[name]) and not dataclasses.is_dataclass(value):
-            value = from_dict(typing.cast(type, hints[name]), value, f"{where}{name}.")
+        section = next((part for part in _alternatives(hints[name]) if dataclasses.is_dataclass(part)), None)
+        may_be_absent = value is None and type(None) in _alternatives(hints[name])
+        if section is not None and not dataclasses.is_dataclass(value) and not may_be_absent:
+            value = from_dict(typing.cast(type, section), value, f"{where}{name}.")
         elif Path in typing.get_args(hints[name]) and isinstance(value, str):
             value = Path(value)
         elif isinstance(value, list):  # as JSON has tuples
             value = tuple(value)
         kwargs[name] = value
+    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if item.default is item.default_factory is dataclasses.MISSING and item.name not in kwargs:
+            raise ConfigError(f"{where}{item.name} is missing.")
     return cls(**kwargs)
 
 

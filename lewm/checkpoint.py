@@ -80,7 +80,7 @@ def _described(description: dict[str, Any], digests: dict[str, str]) -> str:
     """The text of config.json; its header comes first, and is not to be contradicted."""
     header: dict[str, Any] = {"format": "lewm", "format_version": FORMAT_VERSION, "lewm_version": __version__}
     header |= {"digest": "", "files": digests}
-    document = header | description | header
+    document = header | {"run": {}} | description | header
     document["digest"] = _digest(document)
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
@@ -103,18 +103,28 @@ def load_document(directory: Path) -> dict[str, Any]:
         writer = f"lewm {document.get('lewm_version')} in format {version}"
         raise CheckpointError(f"{directory} was written by {writer}, unknown here. Run `pip install --upgrade lewm`.")
     if version < 2:
-        return _from_version_1(document, path)
-    if document.get("digest") != _digest(document):
+        document = _from_version_1(document, path)
+    elif document.get("digest") != _digest(document):
         raise CheckpointError(f"{path} is not what was written (its SHA-256 differs). Copy the model again.")
+    section(document, "files", directory)
     return document
+
+
+def section(document: dict[str, Any], name: str, directory: Path) -> dict[str, Any]:
+    """A part of the description of the model in ``directory``, which must be an object."""
+    found = document.get(name)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{directory / CONFIG} needs a section {name!r}, an object; it has {found!r}.")
+    return found
 
 
 def _from_version_1(document: dict[str, Any], path: Path) -> dict[str, Any]:
     """What lewm 0.1 wrote, as this version says it."""
     run, data, training = (document.get(name) or {} for name in ("run", "data", "training"))
-    if not isinstance(document.get("model"), dict) or not isinstance(run, dict):
-        raise CheckpointError(f"{path} has no 'model' section: this is not a lewm checkpoint.")
-    settings = current({"model": document["model"], "sigreg": run.get("sigreg", {})}, lost=[])
+    sigreg = run.get("sigreg", {}) if isinstance(run, dict) else None
+    if not all(isinstance(section, dict) for section in (document.get("model"), run, data, training, sigreg)):
+        raise CheckpointError(f"{path} has no 'model' section, or others are no objects: this is no lewm checkpoint.")
+    settings = current({"model": document["model"], "sigreg": sigreg}, lost=[])
     environment = document.get("environment") or training.get("env") or run.get("env")
     facts = {
         "actions": document.get("action_stats"),
@@ -126,6 +136,7 @@ def _from_version_1(document: dict[str, Any], path: Path) -> dict[str, Any]:
     digests = {WEIGHTS: document.get("weights_sha256"), ACTIONS: document.get("actions_sha256")}
     return {
         **document,
+        **{"run": run, "data": data or None, "training": training or None},
         "method": settings["method"],
         "facts": facts,
         "files": {name: digest for name, digest in digests.items() if digest is not None},
@@ -222,8 +233,14 @@ def step_of(folder: Path) -> int | None:
 def of_run(directory: Path) -> list[Path]:
     """The checkpoints that a run has in ``directory``, oldest first."""
     folders = directory.iterdir() if directory.is_dir() else ()
-    steps = {folder: step_of(folder) for folder in folders if (folder / CONFIG).is_file()}
-    return sorted((folder for folder, step in steps.items() if step is not None), key=lambda folder: steps[folder] or 0)
+    steps = {folder: step for folder in folders if (step := step_of(folder)) is not None and _is_ours(folder)}
+    return sorted(steps, key=steps.__getitem__)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether lewm wrote a folder of this name: a damaged description counts, one of something else does not."""
+    path = folder / CONFIG
+    return (path.is_file() and b'"format": "lewm"' in path.read_bytes()[:1000]) or (folder / OPTIMIZER).is_file()
 
 
 def latest(directory: Path) -> Path | None:
@@ -288,8 +305,10 @@ def prune(directory: Path, keep: int) -> list[str]:
     """Remove all but the ``keep`` newest checkpoints; returns what could not be removed, and why."""
     problems = []
     for old in of_run(directory)[:-keep]:
+        gone = temporary_name(old)
         try:
-            shutil.rmtree(old)
+            old.rename(gone)  # at once: a checkpoint is there, or it is not
+            shutil.rmtree(gone)
         except OSError as error:
             problems.append(f"The old checkpoint {old} could not be removed ({error}).")
     return problems

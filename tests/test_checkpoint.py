@@ -342,7 +342,6 @@ def test_what_was_moved_aside_is_put_back_wherever_its_writer_is_killed(tmp_path
     assert seen == {2.0, 2.5}
 
 
-@pytest.mark.xfail(reason="an old checkpoint is removed where it lies, file by file", strict=True)
 def test_an_old_checkpoint_is_there_or_not_wherever_its_remover_is_killed(tmp_path: Path) -> None:
     for run in killed_everywhere(prune_to_one, tmp_path):
         for folder in run.glob("step_*"):

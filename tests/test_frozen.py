@@ -81,7 +81,7 @@ def test_its_model_computes_what_it_did(model: LeWM):
 def test_its_settings_are_read_without_a_loss():
     lost: list[str] = []
     folder = checkpoint.resolve(FROZEN / "run")
-    config = run_settings(checkpoint.load_document(folder), lost)
+    config = run_settings(checkpoint.load_document(folder), folder, lost)
     assert lost == []
     assert config.method == preset("debug").method
     assert replace(config, data=None, out=None, device="auto", train=preset("debug").train) == preset("debug")
@@ -97,7 +97,7 @@ def test_info_knows_it():
 
 
 def test_its_model_is_evaluated(model: LeWM):
-    config = run_settings(checkpoint.load_document(checkpoint.resolve(FROZEN / "run")))
+    config = run_settings(checkpoint.load_document(folder := checkpoint.resolve(FROZEN / "run")), folder)
     evaluation = evaluate(model, config)
     assert len(evaluation.results) == config.eval.episodes
     assert all(len(result.plans) > 0 for result in evaluation.results)
@@ -200,8 +200,9 @@ def test_damage_to_what_it_has_digests_of_is_noticed(run: Path, name: str):
 @pytest.mark.parametrize("name", sorted(checkpoint.pretrained_models()))
 def test_the_models_that_come_with_lewm_know_their_runs(name: str):
     lost: list[str] = []
-    document = checkpoint.load_document(checkpoint.resolve(name))
-    config = run_settings(document, lost)
+    folder = checkpoint.resolve(name)
+    document = checkpoint.load_document(folder)
+    config = run_settings(document, folder, lost)
     assert lost == []
     assert config.env == document["facts"]["environment"]
     assert config.method == lewm.load(name, device="cpu").settings

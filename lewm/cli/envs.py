@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from lewm.cli.frame import print_grid
+from lewm.cli.frame import print_grid, say, wants_help
 from lewm.errors import ConfigError
 
 
 def run(arguments: list[str]) -> None:
     """List them."""
-    if arguments:
+    if wants_help(arguments):
+        say("usage: lewm envs")
+    elif arguments:
         raise ConfigError(f"usage: lewm envs; it takes no arguments, got {' '.join(arguments)}.")
     from lewm.envs.registry import env_entry, env_names
 

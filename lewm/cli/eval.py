@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -42,6 +43,8 @@ class EvalArgs:
     def __post_init__(self) -> None:
         if not 0 <= self.videos <= self.eval.episodes:
             raise ConfigError(f"videos must be between 0 and eval.episodes ({self.eval.episodes}), got {self.videos}.")
+        if self.fixed_flops is not None and not 0 < self.fixed_flops < math.inf:
+            raise ConfigError(f"fixed_flops must be a positive number, got {self.fixed_flops}.")
 
 
 def run(arguments: list[str]) -> None:
@@ -53,15 +56,15 @@ def run(arguments: list[str]) -> None:
     from lewm.evaluate.question import ask
     from lewm.evaluate.results import read_rates
     from lewm.evaluate.runner import evaluate
-    from lewm.methods.files import load, run_settings
+    from lewm.methods.files import load, read_facts, run_settings
     from lewm.plan.tuned import tuned_plan
 
     folder = checkpoint.resolve(source)
     document, lost = checkpoint.load_document(folder), list[str]()
-    trained = run_settings(document, lost)
+    trained = run_settings(document, folder, lost)
     for sentence in lost:
         say(f"Of this model's run: {sentence}")
-    world = document["facts"]["environment"] or ""
+    world = read_facts(document, folder).environment or ""
     default = EvalArgs(env=world, seed=trained.seed, plan=trained.plan, eval=trained.eval)
     args = parse(EvalArgs, rest, f"eval {source}", default)
     if not args.env:

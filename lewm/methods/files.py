@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from lewm import checkpoint
-from lewm.checked import to_dict
+from lewm.checked import Checked, from_dict, to_dict
 from lewm.config import Config
-from lewm.errors import CheckpointError
+from lewm.errors import CheckpointError, ConfigError
 from lewm.files import json_digest
 from lewm.methods.base import Method
 from lewm.methods.registry import read_settings
@@ -39,12 +42,29 @@ def from_document(document: dict[str, Any], directory: Path) -> Method:
     recorded = None
     if checkpoint.ACTIONS in document["files"]:
         recorded = checkpoint.load_tensors(directory, document, checkpoint.ACTIONS).get("sequences")
+    checkpoint.section(document, "run", directory)
+    facts = read_facts(document, directory, recorded)
+    with _blaming(directory):
+        settings = read_settings(checkpoint.section(document, "method", directory))
+        numbers = settings.inputs().action_dim
+        if facts.actions and len(facts.actions.mean) != numbers:
+            raise ConfigError(f"facts.actions must have {numbers} means, as actions have, got {facts.actions.mean}.")
+    return settings.build(facts)
+
+
+def read_facts(document: dict[str, Any], directory: Path, recorded: torch.Tensor | None = None) -> DataFacts:
+    """What a description says that a model learned of its data; ``directory`` is its folder."""
+    with _blaming(directory):
+        return from_dict(_Facts, checkpoint.section(document, "facts", directory), "facts.").with_recorded(recorded)
+
+
+@contextlib.contextmanager
+def _blaming(directory: Path) -> Iterator[None]:
+    """Name the file in which a setting is wrong."""
     try:
-        facts = _facts(document["facts"], recorded)
-    except (KeyError, TypeError) as error:
-        place = directory / checkpoint.CONFIG
-        raise CheckpointError(f"{place} has no proper facts ({error}). Copy it again.") from error
-    return read_settings(document["method"]).build(facts)
+        yield
+    except ConfigError as error:
+        raise CheckpointError(f"{directory / checkpoint.CONFIG}: {error}") from error
 
 
 def save(
@@ -83,18 +103,40 @@ def identity(method: Method) -> str:
     return json_digest(describe(method) | {name: checkpoint.weights_digest(t) for name, t in tensors.items()})
 
 
-def run_settings(document: dict[str, Any], lost: list[str] | None = None) -> Config:
-    """The settings of the run that a description is of; the usual ones for its method if it is of none."""
-    return read_config({**document.get("run", {}), "method": document["method"]}, lost)
+def run_settings(document: dict[str, Any], directory: Path, lost: list[str] | None = None) -> Config:
+    """The settings of the run that the model in ``directory`` is of; the usual ones for its method if it is of none."""
+    run, method = (checkpoint.section(document, name, directory) for name in ("run", "method"))
+    with _blaming(directory):
+        return read_config({**run, "method": method}, lost)
 
 
-def _facts(values: dict[str, Any], recorded: torch.Tensor | None) -> DataFacts:
-    stats = values["actions"]
-    return DataFacts(
-        actions=stats and ActionStats(tuple(stats["mean"]), tuple(stats["std"])),
-        recorded=recorded,
-        digest=values["dataset"],
-        episodes=values["episodes"],
-        environment=values["environment"],
-        encoder=values["encoder"],
-    )
+@dataclass(frozen=True)
+class _Stats(Checked):
+    """Action statistics in a file."""
+
+    SECTION: ClassVar[str] = "facts.actions"
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(len(self.mean) == len(self.std) > 0, "std", f"as many numbers as the mean has ({len(self.mean)})")
+        self._require(all(value > 0 for value in self.std), "std", "positive")
+
+
+@dataclass(frozen=True)
+class _Facts(Checked):
+    """What a file says of ``DataFacts``."""
+
+    SECTION: ClassVar[str] = "facts"
+
+    actions: _Stats | None
+    environment: str | None
+    dataset: str | None
+    episodes: int | None
+    encoder: str | None
+
+    def with_recorded(self, recorded: torch.Tensor | None) -> DataFacts:
+        stats = ActionStats(self.actions.mean, self.actions.std) if self.actions else None
+        return DataFacts(stats, recorded, None, self.dataset, self.episodes, self.environment, self.encoder)

@@ -68,13 +68,16 @@ def stop_on_signals(trainer: Trainer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_out_of_memory(config: Config) -> Iterator[None]:
-    """Turn the device's running out of memory into advice."""
+    """Turn running out of memory, the device's or the machine's, into advice."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+        if not of_memory:
+            raise
         raise TrainingError(
-            f"The device ran out of memory: {str(error).splitlines()[0]} Lower train.batch-size (now "
-            f"{config.train.batch_size}), or keep the frames off the device with --loader.cache disk."
+            f"Out of memory on the device: {(str(error) or 'no more').splitlines()[0]} Lower train.batch-size (now "
+            f"{config.train.batch_size}) or the method's sizes, or keep the frames off with --loader.cache disk."
         ) from error
 
 

@@ -23,7 +23,7 @@ from lewm.config import Config
 from lewm.errors import TrainingError
 from lewm.files import only_writer, read_json, write_json
 from lewm.methods.base import Method
-from lewm.methods.files import save
+from lewm.methods.files import read_facts, save
 from lewm.presets import read_config
 from lewm.train.optim import load_optimizer_tensors, optimizer_tensors
 
@@ -142,7 +142,7 @@ class Run:
         weights, moments = (
             checkpoint.load_tensors(folder, document, name) for name in (checkpoint.WEIGHTS, checkpoint.OPTIMIZER)
         )
-        return Saved(folder, weights, moments, document["training"], document["facts"]["dataset"])
+        return Saved(folder, weights, moments, document["training"], read_facts(document, folder).digest)
 
     def _place(self, step: int) -> Path:
         return self.checkpoints / f"step_{step:07d}"

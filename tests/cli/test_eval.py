@@ -100,10 +100,11 @@ def test_a_model_is_evaluated_in_its_own_world_unless_another_is_named(lewm: Lew
     answer = lewm(*arguments, "--env", "tworoom")  # the same, by its other name
     assert answer.status == 0
     assert "trained in" not in answer.out
-    answer = lewm(*arguments, "--env", "pusht")
+    elsewhere = tmp_path / "elsewhere.json"
+    answer = lewm(*arguments, "--env", "pusht", "--out", elsewhere)
     assert (answer.status, answer.err) == (0, "")
     assert "This model was trained in lewm/TwoRoom-v0; it is evaluated in pusht, as asked." in answer.out
-    assert json.loads(out.read_text())["environment"] == "lewm/PushT-v0"
+    assert json.loads(elsewhere.read_text())["environment"] == "lewm/PushT-v0"
 
 
 def test_a_model_that_does_not_know_its_world_must_be_told(lewm: Lewm, tmp_path: Path):

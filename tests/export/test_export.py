@@ -51,7 +51,7 @@ def exported(debug_run: Path, tmp_path: Path) -> Path:
 
 def evaluation_of(folder: Path, path: Path, **plan: Any) -> Path:
     """What `lewm eval FOLDER --out PATH` writes, for two pairs."""
-    run = run_settings(checkpoint.load_document(folder))
+    run = run_settings(checkpoint.load_document(folder), folder)
     config = replace(run, device="cpu", plan=replace(run.plan, **plan))
     evaluate(load(folder), config).save(path, model_files(folder))
     return path

@@ -21,7 +21,7 @@ from lewm.methods.lewm import LeWM
 from lewm.model.encoder import IMAGENET_MEAN, IMAGENET_STD, make_encoder
 from lewm.model.projector import measuring
 from lewm.model.resnet import ResNet18
-from lewm.plan.mpc import Planner
+from lewm.plan.planner import Planner
 from lewm.presets import preset
 from lewm.train.compiled import Compilation, compile_parts
 from lewm.train.distributed import SINGLE

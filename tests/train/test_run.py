@@ -242,7 +242,6 @@ def test_a_folder_of_somebody_else_stays(debug_config: Config, stopped: Path):
     assert (mine / "step_0000003" / "thesis.tex").read_text() == "all my work"
 
 
-@pytest.mark.xfail(reason="a folder counts as a checkpoint if its name fits and it has a config.json", strict=True)
 def test_a_folder_of_somebody_else_stays_even_with_a_description_of_its_own(debug_config: Config, stopped: Path):
     mine = stopped / "checkpoints" / "step_0000003"
     mine.mkdir()
