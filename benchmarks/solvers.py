@@ -23,8 +23,9 @@ from lewm.evaluate.manifest import load_manifest
 from lewm.evaluate.policies import AgentPolicy, NotedPlanner
 from lewm.evaluate.stats import Rate
 from lewm.methods.lewm import LeWM
-from lewm.plan.mpc import Planner
-from lewm.types import EpisodeSpec
+from lewm.plan.agent import Agent
+from lewm.plan.planner import Planner
+from lewm.types import EpisodeResult, EpisodeSpec
 
 BUDGET = 50
 SEED = 0

@@ -21,9 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lewm.evaluate.results import read_rates
 from lewm.presets import preset
-
-RATE = "planning with the world model"
 
 
 def lewm(*arguments: object, **environment: str) -> None:

@@ -3,10 +3,10 @@
     python benchmarks/train.py [--device cuda] [--size full|compact] [--steps 100] [--profile] [--json FILE]
 
 Both train on windows of a TwoRoom dataset that is made first. Ours is what `lewm train` does, data included: first with
-whole frames, then as `--cache` and `--kept-patches` say (TFLOP/s are always those of whole frames). The public recipe is a Hugging Face ViT with the public predictor and SIGReg (`pip install --no-deps
-stable-worldmodel einops loguru`, and transformers), eager, bf16 autocast, AdamW, once with batches from a DataLoader
-over HDF5 and once with a batch that is on the device already. Its frames are normalised on the device, which flatters
-it.
+whole frames, then as `--cache` and `--kept-patches` say (TFLOP/s are always those of whole frames). The public recipe
+is a Hugging Face ViT with the public predictor and SIGReg (`pip install --no-deps stable-worldmodel einops loguru`, and
+transformers), eager, bf16 autocast, AdamW, once with batches from a DataLoader over HDF5 and once with a batch that is
+on the device already. Its frames are normalised on the device, which flatters it.
 """
 
 from __future__ import annotations

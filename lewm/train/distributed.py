@@ -1,8 +1,9 @@
 """Several processes, one run: `torchrun --nproc-per-node N -m lewm train ...`.
 
-A batch is divided among the processes in equal parts, and everything that looks at a whole batch still does: a regulariser's
-characteristic function and BatchNorm's statistics are averaged over all processes, with gradients. What is left is a
-sum over windows, so summing the processes' gradients gives the gradient of one process on the whole batch, to rounding.
+A batch is divided among the processes in equal parts, and everything that looks at a whole batch still does: what a
+method's losses take the mean of and BatchNorm's statistics are averaged over all processes, with gradients. What is
+left is a sum over windows, so summing the processes' gradients gives the gradient of one process on the whole batch, to
+rounding.
 
 Only the first process writes files and says things. Others hear from it, over the network, what a checkpoint held.
 """

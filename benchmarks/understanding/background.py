@@ -1,7 +1,7 @@
-"""How many patches of a dataset's frames are not background: how large model.encoder.kept-patches has to be.
+"""How many patches of a dataset's frames are not background: how large method.encoder.kept-patches has to be.
 
     lewm collect pusht --episodes 24 --frame-stride 25 --out data/few.h5
-    python benchmarks/background.py --data data/few.h5 [--patch-size 14] [--threshold 1]
+    python benchmarks/understanding/background.py --data data/few.h5 [--patch-size 14] [--threshold 1]
 
 A patch counts if its pixels differ from the background's by more than the threshold, in grey levels, on average.
 """
@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from lewm.data.stats import background, changed_patches, spread_frames
+from lewm.data.stats import background, spread_frames
 from lewm.data.store import EpisodeStore
+from lewm.model.vit import changed_patches
 
 
 def main(data: Path, patch_size: int = 14, frames: int = 200, threshold: float = 1.0) -> None:
