@@ -30,10 +30,12 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from lewm.config import CollectConfig
 from lewm.data.collect import collect
 from lewm.data.frames import open_frames
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import Windows
+from lewm.types import Inputs
 
 HISTORY, SKIP, BATCH, ROUNDS = 3, 5, 128, 3
 READ_SECONDS = 1.0  # of every reader in every round
@@ -47,7 +49,7 @@ def collection_rates(folder: Path, args: argparse.Namespace) -> list[dict[str, A
     for name in args.envs:
         demos = args.demos if name == "pusht" else None
         started = time.perf_counter()
-        report = collect(name, folder / f"{name}.h5", args.episodes, workers=args.workers, demos=demos)
+        report = collect(name, folder / f"{name}.h5", CollectConfig(args.episodes, workers=args.workers, demos=demos))
         seconds = time.perf_counter() - started
         row = {"environment": name, "episodes": report.episodes, "reached the goal": report.successes}
         row |= {"frames": report.frames, "frames/s": report.frames / seconds}
@@ -106,7 +108,8 @@ def in_processes(dataset: Any, position: dict[int, int], processes: int) -> Call
 def reading_rates(path: Path, threads: int) -> dict[str, float]:
     """Samples per second of every reader."""
     store = EpisodeStore(path)
-    windows = Windows(store, open_frames(store, "disk", threads), np.arange(store.num_episodes), HISTORY, SKIP)
+    inputs = Inputs(HISTORY + 1, SKIP, store.action_dim, store.resolution)
+    windows = Windows(store, open_frames(store, "disk", threads), np.arange(store.num_episodes), inputs)
     first_rows = windows.rows(np.arange(len(windows)))[:, 0, 0]
     index = {int(row): i for i, row in enumerate(first_rows)}
     # A copy, as one process cannot open a file both in HDF5's way for concurrent writers, as this reader does, and not.

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from lewm import LeWM
-from lewm.model.official import import_official
+from lewm.methods.official import import_official
+from lewm.types import DataFacts
 
 MLP = {"input_dim": 192, "output_dim": 192, "hidden_dim": 2048, "norm_fn": "BatchNorm1d"}
 CONFIG: dict[str, dict[str, Any]] = {
@@ -75,5 +76,5 @@ def as_ours(network: nn.Module, folder: Path, action_stats: Any = None) -> LeWM:
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(network.state_dict(), folder / "weights.pt")
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    out = import_official(folder / "weights.pt", folder / "config.json", folder / "ours", action_stats)
+    out = import_official(folder / "weights.pt", folder / "config.json", folder / "ours", DataFacts(action_stats))
     return LeWM.from_pretrained(out, device="cpu")

@@ -33,7 +33,7 @@ from solvers import print_table, solver_rows
 from lewm import LeWM, Planner
 from lewm.config import PlanConfig, ScheduleName
 from lewm.evaluate.manifest import load_manifest
-from lewm.plan.mpc import Request
+from lewm.plan.inputs import Encoded, Request
 from lewm.plan.solver import Problem
 from lewm.types import ActionStats, Context
 
@@ -151,7 +151,7 @@ def same_result(network: torch.nn.Module, model: LeWM) -> float:
     finally:
         solver_module.torch = torch
     plan = planner.plan_many([Request(Context(frames, np.zeros((0, 0, 0))), goals[0], 7)])[0]
-    ours = planner._normalised(plan.actions.reshape(HORIZON, SKIP, ACTION_DIM))
+    ours = planner.inputs.normalised(plan.actions.reshape(HORIZON, SKIP, ACTION_DIM))
     return (ours - theirs[0]).abs().max().item()
 
 
@@ -166,15 +166,15 @@ def latency(model: LeWM, device: str, repeats: int = 200) -> dict[str, float]:
 
 
 def search_only(model: LeWM, environments: int, precision: str, schedule: ScheduleName) -> float:
-    """Milliseconds of the search itself: no pixels; on CUDA a recorded graph."""
+    """Milliseconds of the search itself: no pixels; on CUDA a captured graph."""
     planner = Planner(model, config=PlanConfig(precision=precision, schedule=schedule))
     searches = environments * (HORIZON if schedule == "soonest" else 1)
     device = model.device
     z = torch.randn(environments, 1, 192, device=device)
     start = torch.zeros(searches, HORIZON, SKIP * ACTION_DIM, device=device)
-    arguments = (z, z.new_zeros(environments, 0, 10), z[:, 0] + 1, torch.arange(searches, device=device), start)
+    encoded = Encoded(z, z.new_zeros(environments, 0, 10), z[:, 0] + 1, torch.arange(searches, device=device), start)
     repeats = 30 if device.type == "cuda" else 2
-    return time_it(repeats, device.type, lambda: planner._search(arguments))[0] * 1000
+    return time_it(repeats, device.type, lambda: planner.search.run(encoded))[0] * 1000
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from lewm.config import PlanConfig, from_dict
 from lewm.envs.registry import env_entry
 from lewm.errors import ConfigError
 from lewm.evaluate.manifest import load_manifest
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 
 
 def parse_setting(setting: str) -> PlanConfig:

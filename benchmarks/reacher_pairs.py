@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from lewm.data.collect import HELD_OUT_SEED, generate_episode
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.envs import make_env
 from lewm.evaluate.stats import Rate
 

@@ -17,13 +17,15 @@ import torch
 import tyro
 
 from lewm.config import SCHEDULES, PlanConfig, SolverName
+from lewm.evaluate.episodes import Task, run_episodes
+from lewm.evaluate.journal import Notes
 from lewm.evaluate.manifest import load_manifest
-from lewm.evaluate.policies import PlanningPolicy
-from lewm.evaluate.runner import run_episodes
+from lewm.evaluate.policies import AgentPolicy, NotedPlanner
 from lewm.evaluate.stats import Rate
-from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Planner
-from lewm.types import EpisodeSpec
+from lewm.methods.lewm import LeWM
+from lewm.plan.agent import Agent
+from lewm.plan.planner import Planner
+from lewm.types import EpisodeResult, EpisodeSpec
 
 BUDGET = 50
 SEED = 0
@@ -52,12 +54,16 @@ class Row:
 HEADER = f"{'':<40} {'success':>30} {'at the goal in the end':>30} {'ms per plan':>12} {'plans':>6}"
 
 
+def run(planner: Planner, task: Task) -> tuple[list[EpisodeResult], list[float]]:
+    """What a planner does, and the seconds of each of its plans."""
+    notes = Notes()
+    agent = Agent(NotedPlanner(planner, notes), seed=SEED)
+    return run_episodes(AgentPolicy(agent), task), notes.seconds
+
+
 def measure(name: str, model: LeWM, plan: PlanConfig, env: str, specs: Sequence[EpisodeSpec], workers: int = 1) -> Row:
     """Run the pairs once with one way of planning. workers: processes that hold the environments."""
-    policy = PlanningPolicy(Planner(model, config=plan), SEED)
-    shared = {"resolution": model.image_size, "frame_skip": model.frame_skip, "budget": BUDGET}
-    results = run_episodes(policy, env, specs, workers=workers, **shared)
-    seconds = policy.plan_seconds
+    results, seconds = run(Planner(model, config=plan), Task(env, specs, BUDGET, workers))
     success = Rate.of(result.success for result in results)
     finally_there = Rate.of(bool(result.reached[-1]) for result in results)
     return Row(name, success, finally_there, sum(seconds) / len(seconds), len(seconds))

@@ -21,9 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lewm.config import preset
-
-RATE = "planning with the world model"
+from lewm.evaluate.results import read_rates
+from lewm.presets import preset
 
 
 def lewm(*arguments: object, **environment: str) -> None:
@@ -65,7 +64,7 @@ def evaluate(row: dict[str, Any], arguments: argparse.Namespace, out: Path) -> l
     for schedule in arguments.schedules:
         results = out / f"evaluation_{row['step']}_{schedule}.json"
         lewm("eval", model, "--out", results, "--eval.episodes", arguments.pairs, "--plan.schedule", schedule)
-        rate = json.loads(results.read_text())["rates"][RATE]
+        rate = read_rates(results)["policy"].to_dict()
         measured = {name: rate[name] for name in ("successes", "episodes", "rate", "interval_95")}
         rows.append({**row, "schedule": schedule, **measured})
     return rows or [row]

@@ -3,11 +3,10 @@
     python benchmarks/train.py [--device cuda] [--size full|compact] [--steps 100] [--profile] [--json FILE]
 
 Both train on windows of a TwoRoom dataset that is made first. Ours is what `lewm train` does, data included: first with
-coarse frames, then with whole ones, then as `--cache` and `--kept-patches` say (TFLOP/s are always those of whole
-frames). The public recipe is a Hugging Face ViT with the public predictor and SIGReg (`pip install --no-deps
-stable-worldmodel einops loguru`, and transformers), eager, bf16 autocast, AdamW, once with batches from a DataLoader
-over HDF5 and once with a batch that is on the device already. Its frames are normalised on the device, which flatters
-it.
+whole frames, then as `--cache` and `--kept-patches` say (TFLOP/s are always those of whole frames). The public recipe
+is a Hugging Face ViT with the public predictor and SIGReg (`pip install --no-deps stable-worldmodel einops loguru`, and
+transformers), eager, bf16 autocast, AdamW, once with batches from a DataLoader over HDF5 and once with a batch that is
+on the device already. Its frames are normalised on the device, which flatters it.
 """
 
 from __future__ import annotations
@@ -32,12 +31,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from lewm.config import Config, EncoderConfig, ModelConfig, PredictorConfig, SigregConfig, preset
+from lewm.config import CollectConfig, Config, EncoderConfig, PredictorConfig
 from lewm.data.collect import collect
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import Windows, split_episodes
+from lewm.methods.lewm import LeWMConfig, SigregConfig
+from lewm.presets import preset
 from lewm.train.distributed import SINGLE
-from lewm.train.loop import prepare
+from lewm.train.loop import prepared
 from lewm.train.trainer import Trainer, TrainingMonitor
 
 H200_BF16 = 989e12  # dense, per second
@@ -49,21 +50,20 @@ Row = tuple[str, dict[str, float]]  # its name and what was measured
 
 def benchmark_config(size: str, device: str, folder: Path, batch_size: int | None) -> Config:
     """The full-size network on whole frames, or a model that two CPU cores can train."""
-    config = replace(preset("tworoom"), model=ModelConfig())
+    config = replace(preset("tworoom"), method=LeWMConfig())
     if size == "compact":
         encoder = EncoderConfig(image_size=112, depth=4, heads=2, width=96, mlp_width=384)
         predictor = PredictorConfig(depth=2, heads=4, head_width=32, mlp_width=384)
-        model = ModelConfig(encoder, predictor, embed_dim=96, projector_width=384)
-        config = replace(config, model=model, sigreg=SigregConfig(directions=256))
+        config = replace(config, method=LeWMConfig(encoder, predictor, 96, 384, sigreg=SigregConfig(directions=256)))
     default = 128 if size == "full" else 16
-    train = replace(config.train, batch_size=batch_size or default, steps=1_000_000, coarse_steps=0)
+    train = replace(config.train, batch_size=batch_size or default, steps=1_000_000)
     return replace(config, device=device, data=folder / "data.h5", out=folder / "run", train=train)
 
 
 def step_flops(config: Config) -> float:
     """Floating-point operations of a step's matrix products; backward is twice forward. As the method is written down:
     what we leave out of the encoder's last layer counts as done."""
-    e, p, m = config.model.encoder, config.model.predictor, config.model
+    e, p, m = config.method.encoder, config.method.predictor, config.method
     tokens = (e.image_size // e.patch_size) ** 2 + 1
     layer = 2 * tokens * e.width * (4 * e.width + 2 * e.mlp_width) + 4 * tokens**2 * e.width
     image = e.depth * layer + 2 * (tokens - 1) * 3 * e.patch_size**2 * e.width
@@ -77,7 +77,7 @@ def step_flops(config: Config) -> float:
 # -- the public recipe ------------------------------------------------------------------------------------------------
 
 
-def public_network(config: ModelConfig) -> nn.Module:
+def public_network(config: LeWMConfig) -> nn.Module:
     """The public network in the sizes of ``config``, for training."""
     from transformers import ViTConfig, ViTModel
 
@@ -110,8 +110,9 @@ class PublicStep:
     def __init__(self, config: Config, device: torch.device) -> None:
         torch.manual_seed(0)
         self.config, self.device = config, device
-        self.network = public_network(config.model).to(device).train()
-        self.sigreg = peer.load("wm.loss").SIGReg(config.sigreg.knots, config.sigreg.directions).to(device)
+        self.network = public_network(config.method).to(device).train()
+        settings = config.method.sigreg  # type: ignore[attr-defined]
+        self.sigreg = peer.load("wm.loss").SIGReg(settings.knots, settings.directions).to(device)
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=5e-5, weight_decay=1e-3)
         self.mean = torch.tensor([0.485, 0.456, 0.406], device=device).view(3, 1, 1)
         self.std = torch.tensor([0.229, 0.224, 0.225], device=device).view(3, 1, 1)
@@ -154,8 +155,8 @@ class HDF5Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def hdf5_windows(config: Config) -> HDF5Windows:
     """The training windows, in a file as the public writer makes it."""
     store = EpisodeStore(config.data)  # type: ignore[arg-type]
-    train_ids, _ = split_episodes(store.num_episodes, config.loader.val_fraction, config.loader.split_seed)
-    windows = Windows(store, None, train_ids, config.model.history, config.model.frame_skip)  # type: ignore[arg-type]
+    train_ids, _ = split_episodes(store.num_episodes, config.loader.val_fraction)
+    windows = Windows(store, None, train_ids, config.method.inputs())
     path = Path(config.data or "").with_name("public.h5")
     if not path.exists():
         with h5py.File(store.path) as ours, h5py.File(path, "w") as public:
@@ -249,32 +250,28 @@ def variants(config: Config, arguments: argparse.Namespace) -> dict[str, Config]
     for cache in arguments.cache[1:]:
         found[f"ours, frames: {cache}"] = replace(config, loader=replace(config.loader, cache=cache))
     for kept in arguments.kept_patches:
-        encoder = replace(config.model.encoder, kept_patches=kept)
-        found[f"ours, {kept} patches kept"] = replace(config, model=replace(config.model, encoder=encoder))
+        encoder = replace(config.method.encoder, kept_patches=kept)
+        found[f"ours, {kept} patches kept"] = replace(config, method=replace(config.method, encoder=encoder))
     return found
 
 
 def our_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]:
-    """Coarse steps first, then those at full resolution, as a run takes them; then variants of the latter."""
-    coarse_steps = WARM_UP + arguments.steps
-    coarse_first = replace(config, train=replace(config.train, coarse_steps=coarse_steps))
-    for name, settings in ({OURS: coarse_first} | variants(config, arguments)).items():
+    """Steps as a run takes them, and variants."""
+    for name, settings in ({OURS: config} | variants(config, arguments)).items():
         forget_memory(device)
         started = time.perf_counter()
-        trainer = prepare(replace(settings, out=config.out / name), "never", SINGLE, device, Notes())  # type: ignore[operator]
-        trainer.state.model.train()
-        print(f"{name}: ready after {time.perf_counter() - started:.1f} s.", flush=True)
-        for row_name in ("ours, coarse", OURS) if name == OURS else (name,):
+        out = Path(config.out or "") / name
+        with prepared(replace(settings, out=out), "never", SINGLE, device, Notes()) as trainer:
+            trainer.state.method.train()
+            print(f"{name}: ready after {time.perf_counter() - started:.1f} s.", flush=True)
             row = measure(lambda trainer=trainer: counted(trainer), arguments.steps, device)
-            trainer.step = max(trainer.step, coarse_steps)
             if "in cuda" in trainer.data.cache:
                 store = EpisodeStore(config.data)  # type: ignore[arg-type]
                 row["gib"] -= store.num_frames * store.resolution**2 * 3 / 2**30  # the frames themselves
-            yield row_name, row
-        if arguments.profile and name == OURS:
-            print(profile(lambda trainer=trainer: counted(trainer), device))
-        trainer.batches.close()
-        del trainer  # and with it the recorded step, which holds much memory
+            yield name, row
+            if arguments.profile and name == OURS:
+                print(profile(lambda trainer=trainer: counted(trainer), device))
+        del trainer  # and with it the captured step, which holds much memory
 
 
 def public_rows(config: Config, arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]:
@@ -297,8 +294,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=None)
     parser.add_argument("--episodes", type=int, default=40)
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="of the public loader")
-    parser.add_argument("--compile", default="auto", choices=("auto", "on", "off", "max-autotune"))
-    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--compile", default="auto", choices=("auto", "on", "off"))
     parser.add_argument("--cache", nargs="+", default=["auto"], help="loader.cache; the public recipe meets the first")
     parser.add_argument("--kept-patches", nargs="*", type=int, default=[], help="ours with so many patches of a frame")
     parser.add_argument("--optimizer", default="adamw", choices=("adamw", "muon"))
@@ -319,17 +315,18 @@ def main() -> None:
     device = torch.device(arguments.device)
     with tempfile.TemporaryDirectory() as folder:
         config = benchmark_config(arguments.size, arguments.device, Path(folder), arguments.batch_size)
-        fast = {"compile": arguments.compile, "attention": arguments.attention, "optimizer": arguments.optimizer}
+        fast = {"compile": arguments.compile, "optimizer": arguments.optimizer}
         train = replace(config.train, **fast, cuda_graph=not arguments.no_cuda_graph, fused=not arguments.no_fused)
         config = replace(config, train=train, loader=replace(config.loader, cache=arguments.cache[0]))
-        collect(config.env, folder / Path("data.h5"), arguments.episodes, config.model.encoder.image_size, 0)
+        size = config.method.inputs().image_size or 0
+        collect(config.env, folder / Path("data.h5"), CollectConfig(arguments.episodes, size))
         public = iter(()) if arguments.no_public else public_rows(config, arguments, device)
         rows = {}
         for name, row in itertools.chain(our_rows(config, arguments, device), public):
             # At once: what stops a long comparison shall not cost the rest of it.
             print(f"-> {name}: {row['ms']:.1f} ms, {row['gib']:.2f} GiB", flush=True)
             rows[name] = row
-    images, flops = config.train.batch_size * (config.model.history + 1), step_flops(config)
+    images, flops = config.train.batch_size * (config.method.history + 1), step_flops(config)
     print(f"\n{arguments.size} model, batch {config.train.batch_size}, {flops / 1e12:.2f} TFLOP a step, {device}")
     print(f"{'':30s}{'ms/step':>10s}{'images/s':>10s}{'TFLOP/s':>9s}{'of 989':>8s}{'GiB':>7s}{'ratio':>7s}")
     ours = rows[OURS]["ms"]

@@ -1,8 +1,9 @@
 """LeWorldModel: learn a latent world model from pixels and actions, and plan in it.
 
-    model = lewm.LeWM.from_pretrained("runs/demo/training")
-    planner = lewm.Planner(model)
-    plan = planner.plan(context, goal)
+    model = lewm.load("runs/demo/training")
+    agent = lewm.Agent(model, lewm.PlanConfig(schedule="shrinking"), bounds=env.action_space)
+    agent.reset(goal)
+    action = agent.act(frame)
 
 Names are imported on first use, so that ``import lewm`` stays quick and pulls in no simulator.
 """
@@ -16,35 +17,47 @@ import lewm.envs  # noqa: F401  (registers the Gymnasium ids; imports no simulat
 from lewm.version import __version__
 
 if TYPE_CHECKING:
-    from lewm.config import Config, PlanConfig, preset
+    from lewm.config import CollectConfig, Config, PlanConfig
     from lewm.data.collect import collect
     from lewm.envs.registry import make_env, register_env
-    from lewm.model.world_model import LeWM
-    from lewm.plan.mpc import Planner
+    from lewm.methods.files import load
+    from lewm.methods.lewm import LeWM
+    from lewm.methods.registry import register_method
+    from lewm.plan.agent import Agent
+    from lewm.plan.planner import Planner
     from lewm.plan.tuned import tuned_plan
+    from lewm.presets import preset
 
 _HOMES = {
+    "Agent": "lewm.plan.agent",
+    "CollectConfig": "lewm.config",
     "Config": "lewm.config",
-    "LeWM": "lewm.model.world_model",
+    "LeWM": "lewm.methods.lewm",
     "PlanConfig": "lewm.config",
-    "Planner": "lewm.plan.mpc",
+    "Planner": "lewm.plan.planner",
     "collect": "lewm.data.collect",
+    "load": "lewm.methods.files",
     "make_env": "lewm.envs.registry",
-    "preset": "lewm.config",
+    "preset": "lewm.presets",
     "register_env": "lewm.envs.registry",
+    "register_method": "lewm.methods.registry",
     "tuned_plan": "lewm.plan.tuned",
 }
 
 __all__ = [
+    "Agent",
+    "CollectConfig",
     "Config",
     "LeWM",
     "PlanConfig",
     "Planner",
     "__version__",
     "collect",
+    "load",
     "make_env",
     "preset",
     "register_env",
+    "register_method",
     "tuned_plan",
 ]
 

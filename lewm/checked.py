@@ -47,9 +47,10 @@ class Checked:
         if not ok:
             raise ConfigError(f"{self._named(name)} must be {wanted}, got {getattr(self, name)}.")
 
-    def _check_positive(self, *names: str) -> None:
+    def _check_positive(self, *names: str, most: float = LARGEST) -> None:
         for name in names:
             self._require(getattr(self, name) > 0, name, "positive")
+            self._require(getattr(self, name) <= most, name, f"at most {most:,}")
 
     def _check_kind(self, name: str, value: Any, hint: Any) -> None:
         """Type, finiteness and size of one setting."""
@@ -60,10 +61,11 @@ class Checked:
                 raise ConfigError(unknown_name(self._named(name), value, map(str, known)))
             return
         if not any(_fits(value, part) for part in _alternatives(hint)):
-            wanted = " or ".join(_KINDS.get(part, getattr(part, "__name__", str(part))) for part in _alternatives(hint))
+            wanted = " or ".join(_called(part) for part in _alternatives(hint))
             raise ConfigError(f"{self._named(name)} must be {wanted}, got {value!r}.")
-        if isinstance(value, float):
-            self._require(math.isfinite(value), name, "a finite number")
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            self._require(False, name, "a finite number" if numbers is not value else "finite numbers")
         if isinstance(value, int) and not isinstance(value, bool):
             largest = LARGEST_SEED if name == "seed" else LARGEST
             self._require(abs(value) <= largest, name, f"at most {largest:,}")
@@ -92,7 +94,16 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
+def _called(kind: Any) -> str:
+    """What a message calls a kind of value."""
+    if typing.get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, typing.get_args(kind)))}"
+    return str(_KINDS.get(kind, getattr(kind, "__name__", kind)))
+
+
 def _fits(value: Any, kind: Any) -> bool:
+    if typing.get_origin(kind) is Literal:
+        return value in typing.get_args(kind)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind is float:
@@ -130,11 +141,18 @@ def from_dict(cls: type[T], values: Any, where: str = "") -> T:
     for name, value in values.items():
         if name not in fields:
             raise ConfigError(unknown_name("field", where + name, (where + f for f in fields)))
-        if dataclasses.is_dataclass(hints[name]) and not dataclasses.is_dataclass(value):
-            value = from_dict(typing.cast(type, hints[name]), value, f"{where}{name}.")
+        section = next((part for part in _alternatives(hints[name]) if dataclasses.is_dataclass(part)), None)
+        may_be_absent = value is None and type(None) in _alternatives(hints[name])
+        if section is not None and not dataclasses.is_dataclass(value) and not may_be_absent:
+            value = from_dict(typing.cast(type, section), value, f"{where}{name}.")
         elif Path in typing.get_args(hints[name]) and isinstance(value, str):
             value = Path(value)
+        elif isinstance(value, list):  # as JSON has tuples
+            value = tuple(value)
         kwargs[name] = value
+    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if item.default is item.default_factory is dataclasses.MISSING and item.name not in kwargs:
+            raise ConfigError(f"{where}{item.name} is missing.")
     return cls(**kwargs)
 
 

@@ -1,17 +1,21 @@
 """Files that hold a model: safetensors weights beside a JSON description. Never pickled, never half-written.
 
-    DIR/model.safetensors    the weights, in float32 or, after `lewm export`, in bf16
-    DIR/config.json          format version, architecture, action statistics, SHA-256 of the other files
-    DIR/actions.safetensors  action sequences of the training data, for planners to try; older models have none
+    DIR/model.safetensors      the weights, in float32 or, after `lewm export`, in bf16
+    DIR/config.json            format version, method, what it knows of its data, SHA-256 of the other files
+    DIR/actions.safetensors    action sequences of the training data, for planners to try; older models have none
+    DIR/optimizer.safetensors  of a run's checkpoints: what it takes to continue
 
-They appear under their names once they are complete on disk; hashes tell files of two models apart. Some such folders
-come with lewm and have names: ``pretrained_models``.
+They appear under their names once they are complete on disk. One digest in config.json is over all of it, so that a
+damaged file, or one of another model, is noticed before it is used. Some such folders come with lewm and have names:
+``pretrained_models``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,69 +25,73 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save, save_file
 
-from lewm.errors import CheckpointError, unknown_name
-from lewm.files import completing, file_digest, read_json, replacing
+from lewm.errors import CheckpointError, FileError, unknown_name
+from lewm.files import (
+    clear_leftovers,
+    disk_errors,
+    file_digest,
+    json_digest,
+    read_json,
+    remove,
+    replacing,
+    sync,
+    sync_entry,
+    temporary_name,
+)
+from lewm.retired import current
 from lewm.version import __version__
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: LeWM only, its architecture under "model", no digest over everything
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 ACTIONS = "actions.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STEP = re.compile(r"step_(\d+)")  # what a run's checkpoints are called
 # Where models that have names are: inside an installed package, beside the package in a checkout.
 PRETRAINED = (Path(__file__).parent / "pretrained", Path(__file__).parents[1] / "pretrained")
 
+Tensors = Mapping[str, torch.Tensor]
+
+# -- one model -----------------------------------------------------------------------------------------------------
+
 
 def save_model(
-    directory: str | Path,
-    tensors: Mapping[str, torch.Tensor],
-    description: dict[str, Any],
-    texts: Mapping[str, str] | None = None,
-    actions: torch.Tensor | None = None,
+    directory: Path, files: Mapping[str, Tensors], description: dict[str, Any], texts: Mapping[str, str] | None = None
 ) -> Path:
-    """Write weights, their description, further ``texts`` by file name, and recorded ``actions`` (N, T, action_dim).
+    """Write safetensors files by name, their description, and further ``texts`` by file name.
 
     An interruption or a full disk leaves what was there before.
     """
-    directory, texts = Path(directory), texts or {}
-    names = [WEIGHTS, CONFIG, *texts] if actions is None else [WEIGHTS, CONFIG, *texts, ACTIONS]
+    texts = texts or {}
+    # The description last: until it takes its name, the one that is there tells that the others are not its own.
+    names = [*files, *texts, CONFIG]
     with replacing(*(directory / name for name in names)) as temporaries:
-        files = dict(zip(names, temporaries, strict=True))
-        write_tensors(files[WEIGHTS], tensors)
-        header: dict[str, Any] = {"format": "lewm", "format_version": FORMAT_VERSION, "lewm_version": __version__}
-        header |= {"weights_sha256": file_digest(files[WEIGHTS]), "actions_sha256": None}
-        if actions is not None:
-            write_tensors(files[ACTIONS], {"sequences": actions})
-            header["actions_sha256"] = file_digest(files[ACTIONS])
+        places = dict(zip(names, temporaries, strict=True))
+        for name, tensors in files.items():
+            write_tensors(places[name], tensors)
         for name, text in texts.items():
-            files[name].write_text(text, encoding="utf-8")
-        document = header | description | header  # first in the file, and not to be contradicted
-        files[CONFIG].write_text(json.dumps(document, indent=2) + "\n")
+            places[name].write_text(text, encoding="utf-8")
+        digests = {name: file_digest(places[name]) for name in files}
+        places[CONFIG].write_text(_described(description, digests), encoding="utf-8")
     return directory
 
 
-def load_model(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors and the description that ``save_model`` wrote, checked against one another."""
-    document = load_document(directory)
-    path = directory / WEIGHTS
-    tensors = read_tensors(path)
-    if document.get("weights_sha256") not in (None, file_digest(path)):
-        raise CheckpointError(f"{path} does not belong to its {CONFIG} (SHA-256 differs). Copy both from one place.")
-    return tensors, document
+def _described(description: dict[str, Any], digests: dict[str, str]) -> str:
+    """The text of config.json; its header comes first, and is not to be contradicted."""
+    header: dict[str, Any] = {"format": "lewm", "format_version": FORMAT_VERSION, "lewm_version": __version__}
+    header |= {"digest": "", "files": digests}
+    document = header | {"run": {}} | description | header
+    document["digest"] = _digest(document)
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
-def load_actions(directory: Path, document: dict[str, Any]) -> torch.Tensor | None:
-    """The recorded actions of a model with this description, float32 (N, T, action_dim); None if it has none."""
-    expected, path = document.get("actions_sha256"), directory / ACTIONS
-    if expected is None:
-        return None
-    tensors = read_tensors(path)
-    if expected != file_digest(path) or set(tensors) != {"sequences"}:
-        raise CheckpointError(f"{path} does not belong to its {CONFIG} (SHA-256 differs). Copy both from one place.")
-    return tensors["sequences"]
+def _digest(document: dict[str, Any]) -> str:
+    """SHA-256 over all that a description says, and so over the files whose digests are in it."""
+    return json_digest({name: value for name, value in document.items() if name != "digest"})
 
 
 def load_document(directory: Path) -> dict[str, Any]:
-    """A checkpoint's config.json, after checking that this version of lewm can read it."""
+    """A checkpoint's config.json as this version writes it, after checking that it is whole."""
     path = directory / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{directory} holds no {CONFIG}: expected a folder written by lewm.")
@@ -94,7 +102,57 @@ def load_document(directory: Path) -> dict[str, Any]:
     if version > FORMAT_VERSION:
         writer = f"lewm {document.get('lewm_version')} in format {version}"
         raise CheckpointError(f"{directory} was written by {writer}, unknown here. Run `pip install --upgrade lewm`.")
+    if version < 2:
+        document = _from_version_1(document, path)
+    elif document.get("digest") != _digest(document):
+        raise CheckpointError(f"{path} is not what was written (its SHA-256 differs). Copy the model again.")
+    section(document, "files", directory)
     return document
+
+
+def section(document: dict[str, Any], name: str, directory: Path) -> dict[str, Any]:
+    """A part of the description of the model in ``directory``, which must be an object."""
+    found = document.get(name)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{directory / CONFIG} needs a section {name!r}, an object; it has {found!r}.")
+    return found
+
+
+def _from_version_1(document: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What lewm 0.1 wrote, as this version says it."""
+    run, data, training = (document.get(name) or {} for name in ("run", "data", "training"))
+    sigreg = run.get("sigreg", {}) if isinstance(run, dict) else None
+    if not all(isinstance(section, dict) for section in (document.get("model"), run, data, training, sigreg)):
+        raise CheckpointError(f"{path} has no 'model' section, or others are no objects: this is no lewm checkpoint.")
+    settings = current({"model": document["model"], "sigreg": sigreg}, lost=[])
+    environment = document.get("environment") or training.get("env") or run.get("env")
+    facts = {
+        "actions": document.get("action_stats"),
+        "environment": environment,
+        "dataset": None,
+        "episodes": data.get("episodes"),
+        "encoder": None,
+    }
+    digests = {WEIGHTS: document.get("weights_sha256"), ACTIONS: document.get("actions_sha256")}
+    return {
+        **document,
+        **{"run": run, "data": data or None, "training": training or None},
+        "method": settings["method"],
+        "facts": facts,
+        "files": {name: digest for name, digest in digests.items() if digest is not None},
+    }
+
+
+def load_tensors(directory: Path, document: dict[str, Any], name: str = WEIGHTS) -> dict[str, torch.Tensor]:
+    """One of a model's files, which must be the one that its description knows."""
+    path, expected = directory / name, document["files"].get(name)
+    tensors = read_tensors(path)
+    # Nothing is said of the weights of version 1 that were exported by hand, or of its optimiser states.
+    if expected is None and document["format_version"] >= 2:
+        raise CheckpointError(f"{directory / CONFIG} does not know {name}. Copy both from one place.")
+    if expected not in (None, file_digest(path)):
+        raise CheckpointError(f"{path} does not belong to its {CONFIG} (SHA-256 differs). Copy both from one place.")
+    return tensors
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], source: Path) -> None:
@@ -163,24 +221,100 @@ def _named(name: str) -> Path:
     raise CheckpointError(f"{problem} Nor is there a folder of that name.")
 
 
+# -- a run's checkpoints -------------------------------------------------------------------------------------------
+
+
+def step_of(folder: Path) -> int | None:
+    """The step of a checkpoint that has this name; None: it is not one of a run's."""
+    match = STEP.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def of_run(directory: Path) -> list[Path]:
+    """The checkpoints that a run has in ``directory``, oldest first."""
+    folders = directory.iterdir() if directory.is_dir() else ()
+    steps = {folder: step for folder in folders if (step := step_of(folder)) is not None and _is_ours(folder)}
+    return sorted(steps, key=steps.__getitem__)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether lewm wrote a folder of this name: a damaged description counts, one of something else does not."""
+    path = folder / CONFIG
+    return (path.is_file() and b'"format": "lewm"' in path.read_bytes()[:1000]) or (folder / OPTIMIZER).is_file()
+
+
 def latest(directory: Path) -> Path | None:
-    """The newest of a run's checkpoints: a folder for each step in ``directory``, complete or absent."""
-    return max(directory.glob("step_*"), default=None)
+    """The newest of a run's checkpoints."""
+    return next(reversed(of_run(directory)), None)
 
 
-def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
-    """Make ``target`` appear with everything ``fill`` writes into it, or not at all."""
-    with completing(target) as temporary:
-        temporary.mkdir()
-        fill(temporary)
-        if target.exists():
-            shutil.rmtree(target)
+def newest_whole(directory: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint of a run that verifies, and what is wrong with those that are newer."""
+    problems: list[str] = []
+    for folder in reversed(of_run(directory)):
+        try:
+            document = load_document(folder)
+            for name in dict.fromkeys((WEIGHTS, OPTIMIZER, *document["files"])):
+                load_tensors(folder, document, name)
+            return folder, problems
+        except (CheckpointError, FileError) as error:
+            problems.append(str(error))
+    return None, problems
 
 
-def prune(directory: Path, keep: int) -> None:
-    """Remove all but the ``keep`` newest checkpoints."""
-    for old in sorted(directory.glob("step_*"))[:-keep]:
-        shutil.rmtree(old)
+def write_folder(target: Path, fill: Callable[[Path], object]) -> None:
+    """Make ``target`` appear with everything ``fill`` writes into it, or not at all.
+
+    What has the name already is moved aside first, and goes when the new one is there: there is always a whole one.
+    """
+    temporary, aside = temporary_name(target), target.with_name(f"{ASIDE}{target.name}")
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(target)
+        try:
+            temporary.mkdir()
+            fill(temporary)
+            sync(temporary)
+            if target.exists():
+                remove(aside)
+                target.rename(aside)
+            temporary.rename(target)
+        finally:
+            remove(temporary)
+        sync_entry(target.parent)
+    remove(aside)
+
+
+ASIDE = ".before_"  # prefix of what has been moved aside
+
+
+def recover(directory: Path) -> None:
+    """Put back what a killed ``write_folder`` has moved aside, if nothing has its place now, and clear up after it."""
+    for leftover in directory.glob(".step_*.tmp"):
+        remove(leftover)
+    for aside in directory.glob(f"{ASIDE}*"):
+        place = aside.with_name(aside.name.removeprefix(ASIDE))
+        if place.exists():
+            remove(aside)
+        else:
+            with contextlib.suppress(OSError):
+                aside.rename(place)
+
+
+def prune(directory: Path, keep: int) -> list[str]:
+    """Remove all but the ``keep`` newest checkpoints; returns what could not be removed, and why."""
+    problems = []
+    for old in of_run(directory)[:-keep]:
+        gone = temporary_name(old)
+        try:
+            old.rename(gone)  # at once: a checkpoint is there, or it is not
+            shutil.rmtree(gone)
+        except OSError as error:
+            problems.append(f"The old checkpoint {old} could not be removed ({error}).")
+    return problems
+
+
+# -- tensors -------------------------------------------------------------------------------------------------------
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

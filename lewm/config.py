@@ -1,36 +1,41 @@
-"""Every setting of a run in one frozen object, with named presets.
+"""Every setting of a run in one frozen object.
 
 The defaults reproduce the paper (where its text and the released configuration differ, the latter, and the comment says
-so). A preset changes only what it must; those of full size also train faster. Values are checked on construction: a
-config that exists makes sense.
+so). Values are checked on construction: a config that exists makes sense. A method's own settings are in its file, and
+what a world needs is in ``presets.py``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import typing
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from lewm.checked import Checked, free, free_section
-from lewm.errors import ConfigError, unknown_name
+from lewm.errors import ConfigError
+from lewm.types import DataFacts, Inputs
+
+if TYPE_CHECKING:
+    from lewm.methods.base import Method
 
 SolverName = Literal["cem", "icem", "mppi", "sgd", "rmsprop", "adam"]
 ScheduleName = Literal["whole", "receding", "shrinking", "soonest"]
 SCHEDULES: tuple[ScheduleName, ...] = typing.get_args(ScheduleName)
 LARGEST_IMAGE = 4096  # pixels
+LARGEST_LAYER = 1 << 16  # units
+LARGEST_BLOCK = 10_000  # frames, actions or numbers
 
 
 @dataclass(frozen=True)
 class EncoderConfig(Checked):
-    """The vision transformer. Defaults: ViT-Tiny/14 at 224 pixels."""
+    """What turns a frame into one vector. Defaults: ViT-Tiny/14 at 224 pixels."""
 
-    SECTION: ClassVar[str] = "model.encoder"
+    SECTION: ClassVar[str] = "method.encoder"
 
     image_size: int = 224  # Side of the square frames, in pixels.
+    kind: Literal["vit", "resnet18"] = "vit"  # A vision transformer, or the paper's other backbone, whose size is set.
     patch_size: int = 14  # Side of a patch, in pixels.
     depth: int = 12  # Transformer layers.
     heads: int = 3  # Attention heads.
@@ -41,12 +46,16 @@ class EncoderConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("image_size", "patch_size", "depth", "heads", "width", "mlp_width")
-        self._require(self.image_size <= LARGEST_IMAGE, "image_size", f"at most {LARGEST_IMAGE}")
-        self._require(self.image_size % self.patch_size == 0, "image_size", f"a multiple of {self.patch_size} (patch)")
-        self._require(self.width % self.heads == 0, "width", f"a multiple of {self.heads} (heads)")
+        self._check_positive("image_size", "patch_size", most=LARGEST_IMAGE)
+        self._check_positive("depth", "heads", "width", "mlp_width", most=LARGEST_LAYER)
+        if self.kind == "vit":
+            fits = self.image_size % self.patch_size == 0
+            self._require(fits, "image_size", f"a multiple of {self.patch_size} (patch)")
+            self._require(self.width % self.heads == 0, "width", f"a multiple of {self.heads} (heads)")
         within = 0 <= self.kept_patches <= self.patches
         self._require(within, "kept_patches", f"between 0 and the {self.patches} patches of a frame")
+        looks_everywhere = self.kind == "vit" or self.kept_patches == 0
+        self._require(looks_everywhere, "kept_patches", f"0 for {self.kind}, which has no patches to leave out")
         self._require(self.background_noise >= 0, "background_noise", "at least 0")
 
     @property
@@ -55,8 +64,15 @@ class EncoderConfig(Checked):
         return (self.image_size // self.patch_size) ** 2
 
     @property
+    def out_width(self) -> int:
+        """Size of the vector that it makes of a frame."""
+        return 512 if self.kind == "resnet18" else self.width
+
+    @property
     def title(self) -> str:
         """What it is and what it looks at, in few words."""
+        if self.kind != "vit":
+            return f"ResNet-18 at {self.image_size} px"
         whole = f"ViT/{self.patch_size} at {self.image_size} px"
         if not self.kept_patches:
             return whole
@@ -68,7 +84,7 @@ class EncoderConfig(Checked):
 class PredictorConfig(Checked):
     """The causal transformer that predicts the next embedding; its width is the embedding's."""
 
-    SECTION: ClassVar[str] = "model.predictor"
+    SECTION: ClassVar[str] = "method.predictor"
 
     depth: int = 6  # Transformer layers.
     heads: int = 16  # Attention heads.
@@ -78,15 +94,50 @@ class PredictorConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("depth", "heads", "head_width", "mlp_width")
+        self._check_positive("depth", "heads", "head_width", "mlp_width", most=LARGEST_LAYER)
         self._require(0 <= self.dropout < 1, "dropout", "in [0, 1)")
 
 
 @dataclass(frozen=True)
-class ModelConfig(Checked):
-    """The whole world model."""
+class MethodConfig(Checked, ABC):
+    """A method's settings: the flags ``--method.FIELD``, and what a checkpoint says of it. NAME: how users call it."""
 
-    SECTION: ClassVar[str] = "model"
+    NAME: ClassVar[str]
+    SECTION: ClassVar[str] = "method"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not isinstance(getattr(cls, "NAME", None), str):
+            raise TypeError(f"{cls.__name__} needs a NAME: what users type after --method.")
+
+    @abstractmethod
+    def inputs(self) -> Inputs:
+        """What its training windows hold."""
+
+    @classmethod
+    @abstractmethod
+    def for_preset(cls, preset: Preset) -> tuple[MethodConfig, TrainConfig]:
+        """Its own size and recipe for a world."""
+
+    @abstractmethod
+    def build(self, facts: DataFacts) -> Method:
+        """An untrained model."""
+
+    @property
+    def needs_background(self) -> bool:
+        """Whether it wants to know what frames look like without what moves."""
+        return False
+
+    def rows(self) -> dict[str, str]:
+        """What it is, in few words, by what: for `lewm info` and model cards."""
+        return {}
+
+
+@dataclass(frozen=True)
+class JEPAConfig(Checked):
+    """An encoder and a predictor that share a latent space: what LeWM and PLDM have in common."""
+
+    SECTION: ClassVar[str] = "method"
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
@@ -99,29 +150,44 @@ class ModelConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("embed_dim", "projector_width", "history", "frame_skip", "action_dim", "action_bottleneck")
+        self._check_positive("embed_dim", "projector_width", "action_bottleneck", most=LARGEST_LAYER)
+        self._check_positive("history", "frame_skip", "action_dim", most=LARGEST_BLOCK)
 
     @property
     def block_dim(self) -> int:
         """A, the size of a flattened action block."""
         return self.frame_skip * self.action_dim
 
+    @property
+    def needs_background(self) -> bool:
+        """Patches that look like the background are left out."""
+        return self.encoder.kept_patches > 0
 
-@dataclass(frozen=True)
-class SigregConfig(Checked):
-    """Sketched isotropic Gaussian regularisation."""
+    def inputs(self) -> Inputs:
+        """Windows of ``history`` frames and the one after them."""
+        return Inputs(self.history + 1, self.frame_skip, self.action_dim, self.encoder.image_size)
 
-    SECTION: ClassVar[str] = "sigreg"
+    @classmethod
+    def sized(cls, preset: Preset, **rest: Any) -> Self:
+        """Networks that suit a world: the released ones in full size, small ones for two CPU cores."""
+        size = preset.image_size
+        if preset.size == "full":
+            seen = EncoderConfig(size, kept_patches=preset.moving_patches or 0, background_noise=preset.line_noise)
+            return cls(seen, action_dim=preset.action_dim, **rest)
+        if preset.size == "compact":  # a small embedding suits a world of two numbers
+            encoder = EncoderConfig(size, depth=2, heads=2, width=32, mlp_width=128)
+            predictor = PredictorConfig(depth=2, heads=4, head_width=16, mlp_width=128)
+            return cls(encoder, predictor, 32, 128, action_dim=preset.action_dim, **rest)
+        encoder = EncoderConfig(size, depth=1, heads=2, width=16, mlp_width=32)
+        predictor = PredictorConfig(depth=1, heads=2, head_width=8, mlp_width=32)
+        return cls(encoder, predictor, 8, 16, action_dim=preset.action_dim, **rest)
 
-    weight: float = 0.09  # Lambda. The paper's text has 0.1.
-    directions: int = 1024  # Random projections per step.
-    knots: int = 17  # Points of the quadrature.
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_positive("directions")
-        self._require(self.weight >= 0, "weight", "at least 0")
-        self._require(self.knots >= 2, "knots", "at least 2")
+    def rows(self) -> dict[str, str]:
+        """What it is, in few words, by what."""
+        vit = self.encoder
+        layers = f": {vit.depth} layers of width {vit.width}" if vit.kind == "vit" else ""
+        predictor = f"{self.predictor.depth} layers, embedding of {self.embed_dim}, history {self.history}"
+        return {"encoder": vit.title + layers, "predictor": predictor}
 
 
 @dataclass(frozen=True)
@@ -152,6 +218,7 @@ class TrainConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_positive("steps", "lr", "clip_norm", "log_every", "val_every", "val_batches", "checkpoint_every")
+        self._require(self.batch_size <= 10**6, "batch_size", f"at most {10**6:,}")
         self._require(self.batch_size >= 2, "batch_size", "at least 2 (BatchNorm looks at whole batches)")
         self._require(self.weight_decay >= 0, "weight_decay", "at least 0")
         self._require(self.calibration_batches >= 0, "calibration_batches", "at least 0")
@@ -174,7 +241,7 @@ class LoaderConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(0 < self.val_fraction < 1, "val_fraction", "between 0 and 1")
-        self._check_positive("threads")
+        self._check_positive("threads", most=1024)
 
 
 @dataclass(frozen=True)
@@ -193,8 +260,9 @@ class CollectConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("episodes", "resolution", "frame_stride")
-        self._require(self.resolution <= LARGEST_IMAGE, "resolution", f"at most {LARGEST_IMAGE}")
+        self._check_positive("episodes", most=10**8)
+        self._check_positive("resolution", "frame_stride", most=LARGEST_IMAGE)
+        self._require(self.workers <= LARGEST_BLOCK, "workers", f"at most {LARGEST_BLOCK}")
         for name in ("exploration", "mistakes"):
             self._require(0 <= getattr(self, name) < 1, name, "in [0, 1)")
         self._require(self.workers >= 0, "workers", "at least 0")
@@ -242,7 +310,7 @@ class GradientConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("restarts", "lr")
+        self._check_positive("restarts", "lr", most=10**6)
 
 
 @dataclass(frozen=True)
@@ -271,7 +339,8 @@ class PlanConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("horizon", "samples", "iterations", "init_std", "batch_size")
+        self._check_positive("horizon", "batch_size", most=LARGEST_BLOCK)
+        self._check_positive("samples", "iterations", "init_std", most=10**6)
         if self.solver in ("cem", "icem"):
             self._require(2 <= self.elites <= self.samples, "elites", f"between 2 and plan.samples ({self.samples})")
         if self.icem.recorded > self.iterations:
@@ -298,98 +367,57 @@ class EvalConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("episodes", "budget")
-        self._require(self.workers >= 0, "workers", "at least 0")
+        self._check_positive("episodes", "budget", most=10**7)
+        self._require(0 <= self.workers <= LARGEST_BLOCK, "workers", f"between 0 and {LARGEST_BLOCK}")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A world, and what it asks of any method. What a method makes of it is for the method to say (``for_preset``).
+
+    image_size: pixels of its frames.  action_dim: of a primitive action.  size: "debug" exercises every part in
+    seconds, "compact" suits two CPU cores and minutes, "full" a GPU.  moving_patches: at most so many of a frame's
+    256 patches show anything that moves, None: unknown.  line_noise: grey levels by which drivers draw the same lines
+    differently.
+    """
+
+    name: str
+    env: str
+    action_dim: int
+    size: Literal["debug", "compact", "full"]
+    image_size: int = 224
+    moving_patches: int | None = None
+    line_noise: float = 0.0
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def at_its_pace(self, train: TrainConfig) -> TrainConfig:
+        """A method's recipe, with as many measurements and checkpoints as suit a run of this size."""
+        if self.size == "debug":
+            return replace(train, log_every=2, val_every=4, val_batches=1, checkpoint_every=4)
+        if self.size == "compact":
+            return replace(train, log_every=20, val_every=250)
+        return replace(train, val_every=1000, checkpoint_every=2000)
 
 
 @dataclass(frozen=True)
 class Config(Checked):
     """One run, from data to evaluation. Saved beside the weights; enough to repeat it."""
 
+    method: MethodConfig  # What learns, and how it is built.
     env: str = "lewm/TwoRoom-v0"  # Gymnasium id of the environment, or its short name.
     seed: int = 0  # Everything random derives from it.
     data: Path | None = free(None)  # The dataset file.
     out: Path | None = free(None)  # The run's folder.
     device: str = free("auto")  # auto: cuda, then mps, then cpu.
-    collect: CollectConfig = free_section(CollectConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    sigreg: SigregConfig = field(default_factory=SigregConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    collect: CollectConfig = free_section(CollectConfig)
     plan: PlanConfig = free_section(PlanConfig)
     eval: EvalConfig = free_section(EvalConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(self.seed >= 0, "seed", "at least 0")
-
-
-def _demo() -> Config:
-    """Small enough for two CPU cores and a few minutes; a small embedding suits a world of two numbers."""
-    encoder = EncoderConfig(image_size=56, depth=2, heads=2, width=32, mlp_width=128)
-    predictor = PredictorConfig(depth=2, heads=4, head_width=16, mlp_width=128)
-    return Config(
-        collect=CollectConfig(episodes=400, resolution=56),
-        model=ModelConfig(encoder, predictor, embed_dim=32, projector_width=128),
-        sigreg=SigregConfig(directions=256),
-        train=TrainConfig(steps=2000, batch_size=64, lr=3e-3, warmup_steps=100, log_every=20, val_every=250),
-        plan=PlanConfig(samples=128, iterations=10, elites=16),
-    )
-
-
-def _debug() -> Config:
-    """The smallest run that still exercises every part; for tests and for trying out changes."""
-    encoder = EncoderConfig(image_size=28, depth=1, heads=2, width=16, mlp_width=32)
-    predictor = PredictorConfig(depth=1, heads=2, head_width=8, mlp_width=32)
-    steps = TrainConfig(steps=8, batch_size=4, lr=1e-3, warmup_steps=2)
-    return Config(
-        collect=CollectConfig(episodes=8, resolution=28, workers=1),
-        model=ModelConfig(encoder, predictor, embed_dim=8, projector_width=16),
-        sigreg=SigregConfig(directions=16),
-        train=dataclasses.replace(steps, log_every=2, val_every=4, val_batches=1, checkpoint_every=4),
-        plan=PlanConfig(horizon=2, samples=8, iterations=3, elites=2),
-        eval=EvalConfig(episodes=2, budget=10),
-    )
-
-
-def _full_size(
-    env: str, action_dim: int, *, steps: int, kept_patches: int, background_noise: float = 0.0, sigreg: float = 0.09
-) -> Config:
-    """The released network, looking at the patches in which anything moves, with a recipe for minutes on a GPU.
-
-    docs/training.md has the released one.
-    """
-    encoder = EncoderConfig(kept_patches=kept_patches, background_noise=background_noise)
-    train = TrainConfig(steps=steps, optimizer="muon", lr=2e-3, warmup_steps=300)
-    return Config(
-        env=env,
-        model=ModelConfig(encoder, action_dim=action_dim),
-        sigreg=SigregConfig(weight=sigreg),
-        train=dataclasses.replace(train, val_every=1000, checkpoint_every=2000),
-        loader=LoaderConfig(threads=8),  # enough to read frames from disk as fast as a GPU wants them
-    )
-
-
-# What moves covers at most 12, 22, 14 and 78 of a frame's 256 patches (benchmarks/background.py). With a lighter lambda
-# TwoRoom's and Reacher's distances reach farther (docs/planning.md); Cube's needs to be heavier (docs/cube.md).
-# Drivers draw the lines of MuJoCo's floors a little differently, hence the background noise.
-_tworoom = partial(_full_size, "lewm/TwoRoom-v0", 2, steps=12_000, kept_patches=16, sigreg=0.005)
-_pusht = partial(_full_size, "lewm/PushT-v0", 2, steps=20_000, kept_patches=32)
-_reacher = partial(_full_size, "lewm/Reacher-v0", 2, steps=12_000, kept_patches=16, background_noise=1.0, sigreg=0.005)
-_cube = partial(_full_size, "lewm/Cube-v0", 5, steps=50_000, kept_patches=64, background_noise=1.0, sigreg=0.3)
-
-PRESETS: dict[str, Callable[[], Config]] = {
-    "debug": _debug,
-    "demo": _demo,
-    "tworoom": _tworoom,
-    "pusht": _pusht,
-    "reacher": _reacher,
-    "cube": _cube,
-}
-
-
-def preset(name: str) -> Config:
-    """The named preset; an unknown name raises with the nearest one."""
-    if name not in PRESETS:
-        raise ConfigError(unknown_name("preset", name, PRESETS))
-    return PRESETS[name]()

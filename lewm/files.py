@@ -41,11 +41,11 @@ def completing(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def replacing(*paths: Path) -> Iterator[tuple[Path, ...]]:
     """The same for several files, which take their names one after the other when all of them are on disk."""
-    temporaries = tuple(_temporary(path) for path in paths)
+    temporaries = tuple(temporary_name(path) for path in paths)
     with disk_errors(paths[0]):
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _clear_leftovers(path)
+            clear_leftovers(path)
         try:
             yield temporaries
             for temporary in temporaries:
@@ -56,15 +56,16 @@ def replacing(*paths: Path) -> Iterator[tuple[Path, ...]]:
             for temporary in temporaries:
                 remove(temporary)
         for folder in {path.parent for path in paths}:
-            _sync_one(folder)
+            sync_entry(folder)
 
 
-def _temporary(path: Path) -> Path:
+def temporary_name(path: Path) -> Path:
+    """What a file or folder is called until it is complete; if its process dies, the next writer clears it."""
     return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
 
 
-def _clear_leftovers(path: Path) -> None:
-    """Remove what processes of this machine that are no more have begun to write here."""
+def clear_leftovers(path: Path) -> None:
+    """Remove what processes of this machine that are gone have begun to write in a place."""
     begin = f".{path.name}.{socket.gethostname()}-"
     for leftover in path.parent.glob(f"{glob.escape(begin)}*.tmp"):
         number = leftover.name.removeprefix(begin).removesuffix(".tmp")
@@ -94,11 +95,12 @@ def remove(path: Path) -> None:
 def sync(path: Path) -> None:
     """Wait until a file, or a folder with all that is in it, is on disk."""
     for inner in path.rglob("*") if path.is_dir() else ():
-        _sync_one(inner)
-    _sync_one(path)
+        sync_entry(inner)
+    sync_entry(path)
 
 
-def _sync_one(path: Path) -> None:
+def sync_entry(path: Path) -> None:
+    """Wait until a file's content, or the names that a folder holds, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,10 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lewm.checked import from_dict, to_dict
-from lewm.config import Config
-from lewm.errors import ConfigError
-
 
 @dataclass(frozen=True)
 class Retired:
@@ -44,6 +40,8 @@ RETIRED_VALUES: dict[str, dict[str, Retired]] = {
     "train.compile": {"max-autotune": Retired("auto", "0.2.0", "use on")},
     "plan.objective": {"summed": Retired("terminal", "0.2.0", "use terminal or nearest")},
 }
+# Whole sections; a run without a method is one of LeWM.
+MOVED_SECTIONS = {"model.": "method.", "sigreg.": "method.sigreg."}
 MOVED = {
     "plan.noise_exponent": "plan.icem.noise_exponent",
     "plan.recorded": "plan.icem.recorded",
@@ -55,26 +53,10 @@ MOVED = {
 }
 
 
-def read_config(document: Any, lost: list[str] | None = None) -> Config:
-    """A run's settings from JSON that this or an earlier version wrote.
-
-    lost: takes a sentence for each choice that cannot be kept; without it, such a choice raises.
-    """
-    if not isinstance(document, dict):
-        raise ConfigError(f"The configuration must be an object of settings, got {document!r}.")
-    sentences: list[str] = []
-    config = from_dict(Config, current(document, sentences))
-    if sentences and lost is None:
-        raise ConfigError(" ".join(sentences))
-    if lost is not None:
-        lost += sentences
-    return config
-
-
 def current(document: dict[str, Any], lost: list[str]) -> dict[str, Any]:
     """The same settings under today's names, nested; what is gone is left out, and named in ``lost`` if chosen."""
     settings: dict[str, Any] = {}
-    for name, value in _leaves(document):
+    for name, value in leaves(document):
         if name in RETIRED:
             if value != RETIRED[name].default:
                 lost.append(_sentence(name, value, RETIRED[name]))
@@ -82,21 +64,16 @@ def current(document: dict[str, Any], lost: list[str]) -> dict[str, Any]:
         if (gone := RETIRED_VALUES.get(name, {}).get(value) if isinstance(value, str) else None) is not None:
             lost.append(_sentence(name, value, gone))
             value = gone.default
-        _put(settings, MOVED.get(name, name).split("."), value)
+        put(settings, _todays(name), value)
     return settings
 
 
-def changed(config: Config, settings: dict[str, Any]) -> Config:
-    """``config`` with other settings, by dotted names of this or of an earlier version."""
-    nested: dict[str, Any] = {}
-    for name, value in settings.items():
-        _put(nested, name.split("."), value)
-    document, sentences = to_dict(config), list[str]()
-    for name, value in _leaves(current(nested, sentences)):
-        _put(document, name.split("."), value)
-    if sentences:
-        raise ConfigError(" ".join(sentences))
-    return from_dict(Config, document)
+def _todays(name: str) -> str:
+    """What a setting of this name is called today."""
+    for old, new in MOVED_SECTIONS.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return MOVED.get(name, name)
 
 
 def advice(flag: str) -> str | None:
@@ -104,8 +81,8 @@ def advice(flag: str) -> str | None:
     name = flag.removeprefix("--").replace(".no-", ".").replace("-", "_")
     if name in RETIRED:
         return f"{flag} is gone since lewm {RETIRED[name].since}: {RETIRED[name].instead}."
-    if name in MOVED:
-        return f"{flag} is now --{MOVED[name].replace('_', '-')}."
+    if (todays := _todays(name)) != name and flag.startswith("--"):
+        return f"{flag} is now --{todays.replace('_', '-')}."
     return None
 
 
@@ -113,15 +90,17 @@ def _sentence(name: str, value: Any, gone: Retired) -> str:
     return f"{name} was {value!r}, which is gone since lewm {gone.since}: {gone.instead}."
 
 
-def _leaves(document: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def leaves(document: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Every setting by its dotted name."""
     found: list[tuple[str, Any]] = []
     for name, value in document.items():
-        found += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [(prefix + name, value)]
+        found += leaves(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [(prefix + name, value)]
     return found
 
 
-def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:
-    *sections, last = path
+def put(settings: dict[str, Any], name: str, value: Any) -> None:
+    """Set one setting, by its dotted name, in nested ones."""
+    *sections, last = name.split(".")
     for section in sections:
         settings = settings.setdefault(section, {})
     settings[last] = value

@@ -81,7 +81,7 @@ class Batch:
     actions: raw primitive actions, float32 (B, T, K, action_dim).  pixels: uint8 (B, T, R, R, 3).
     features: of a frozen encoder, (B, T, ...).  proprio: float32 (B, T, P).
     goals: by name, uint8 (B, R, R, 3), or features (B, ...) where windows hold features.
-    steps: by name, rows from the anchor frame to that goal, int64 (B,); 0: it is reached, -1: of another episode.
+    steps: by name, rows from the anchor frame to that goal, int64 (B,); 0: it is reached, -1: a random one.
     What a method does not ask for is None or empty.
     """
 
@@ -142,7 +142,7 @@ class DataFacts:
 
     actions: statistics of primitive actions.  recorded: raw sequences, float32 (N, T, action_dim), for planners to try.
     background: uint8 (R, R, 3), a frame without what moves.  digest: of the dataset's content.  episodes: how many.
-    environment: the Gymnasium id of their world.
+    environment: the Gymnasium id of their world.  encoder: digest of the frozen encoder whose features were seen.
     """
 
     actions: ActionStats | None = None
@@ -151,16 +151,31 @@ class DataFacts:
     digest: str | None = None
     episodes: int | None = None
     environment: str | None = None
+    encoder: str | None = None
 
 
 class Peers(Protocol):
     """Who shares a batch. count: how many; each holds an equal part of it."""
 
-    count: int
+    @property
+    def count(self) -> int: ...
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         """The mean of a tensor over all of them, differentiable."""
         ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A batch that nobody shares."""
+
+    count: int = 1
+
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+ALONE = Alone()
 
 
 @dataclass(frozen=True)
@@ -208,20 +223,20 @@ class EpisodeSpec:
 
 
 @dataclass(frozen=True)
-class EpisodeResult:
-    """What happened in one evaluation episode; ``plans`` has one entry per replanning.
+class Outcome:
+    """How one evaluation episode went. reached: whether the state counted as the goal after each action, bool (steps,).
 
-    goal: the state to reach, float64 (state_dim,).
-    reached: whether the state counted as the goal after each action, bool (steps,).
-    states: the environment's state before each action and after the last, float64 (steps+1, state_dim).
+    solved_at_start: whether it did so before anything was done.
     """
 
     index: int
-    goal: Array
     solved_at_start: bool
     reached: Array
-    states: Array
-    plans: tuple[Plan, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """How many actions were executed."""
+        return len(self.reached)
 
     @property
     def first_success(self) -> int | None:
@@ -245,6 +260,19 @@ class EpisodeResult:
         return bool(self.reached[-1] or in_a_row.all(-1).any())
 
 
+@dataclass(frozen=True)
+class EpisodeResult(Outcome):
+    """What happened in one evaluation episode; ``plans`` has one entry per replanning.
+
+    goal: the state to reach, float64 (state_dim,).
+    states: the environment's state before each action and after the last, float64 (steps+1, state_dim).
+    """
+
+    goal: Array
+    states: Array
+    plans: tuple[Plan, ...] = ()
+
+
 class RolloutFunction(Protocol):
     """Embeddings (B, T, D), blocks between them (B, T-1, A), candidates (B, S, H, A) -> predictions (B, S, H, D)."""
 
@@ -256,7 +284,7 @@ EncoderFunction: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 
 class WorldModel(Protocol):
-    """What a planner needs of a model; ``lewm.LeWM`` is one."""
+    """What a planner needs of a model; ``lewm.LeWM`` is one. ``Method`` has what is not its own."""
 
     history: int
     frame_skip: int
@@ -270,6 +298,26 @@ class WorldModel(Protocol):
     def planning_rollout(self, precision: str, differentiable: bool) -> RolloutFunction: ...
     def normalise_actions(self, raw: torch.Tensor) -> torch.Tensor: ...
     def denormalise_actions(self, blocks: torch.Tensor) -> torch.Tensor: ...
+    def rollout_flops(self, context: int, horizon: int) -> int: ...
+
+
+class Actor(Protocol):
+    """What an agent needs of a method that does not plan: it acts at once."""
+
+    history: int
+    frame_skip: int
+    action_dim: int
+    image_size: int
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def act(self, frames_BTRRC: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
+        """Blocks of raw actions, (B, K, action_dim), after the last T <= history frames, towards goals (B, R, R, 3).
+
+        frames_BTRRC: uint8 (B, T, R, R, 3), oldest first.
+        """
+        ...
 
 
 # What a solver minimises: z-scored candidate plans (B, S, H, A) in, costs (B, S) out.

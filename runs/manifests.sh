@@ -10,7 +10,7 @@ export OPENBLAS_CORETYPE=SkylakeX
 import os
 from pathlib import Path
 
-from lewm.data.demonstrations import load_demonstrations
+from lewm.data.formats.demonstrations import load_demonstrations
 from lewm.evaluate.manifest import PACKAGED, build_manifest
 
 FOLDER = Path("lewm/evaluate/manifests")

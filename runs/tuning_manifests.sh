@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-from lewm.data.demonstrations import load_demonstrations
+from lewm.data.formats.demonstrations import load_demonstrations
 from lewm.errors import LewmError
 from lewm.evaluate.manifest import PACKAGED, TUNING_EPISODE, build_manifest
 

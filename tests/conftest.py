@@ -20,15 +20,22 @@ if HAS_AVX512:
 import pytest
 import torch
 
-from lewm.config import Config, preset
+from lewm.config import Config
 from lewm.data.collect import collect
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
+from lewm.presets import preset
 from lewm.train.loop import train
 
 # The tensors are small and the tests run in parallel processes: more threads would only get in each other's way.
 torch.set_num_threads(1)
 # A shell that starts the tests in the background has them ignore Ctrl-C, and every process that they start as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What lewm remembers between commands is not the user's."""
+    os.environ["LEWM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
@@ -43,7 +50,7 @@ def debug_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """The "debug" preset on the CPU, with its dataset collected."""
     config = preset("debug")
     path = tmp_path_factory.mktemp("data") / "tworoom.h5"
-    collect(config.env, path, config.collect.episodes, config.collect.resolution, config.seed, workers=1)
+    collect(config.env, path, config.collect, config.seed)
     return replace(config, data=path, device="cpu")
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import http.server
+import itertools
 import json
+import multiprocessing
 import os
+import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,17 +25,20 @@ from safetensors.torch import load_file, save_file
 
 import lewm
 from lewm import checkpoint
-from lewm.config import preset
-from lewm.errors import CheckpointError, FileError
-from lewm.model.world_model import LeWM
-from lewm.types import ActionStats
+from lewm.errors import CheckpointError, FileError, LewmError
+from lewm.files import file_digest, json_digest
+from lewm.methods import files
+from lewm.methods.lewm import LeWM
+from lewm.presets import preset
+from lewm.train.run import Run
+from lewm.types import ActionStats, DataFacts
 
 STATS = ActionStats(mean=(0.25, -1.5), std=(2.0, 0.125))
 
 
-def random_model(seed: int = 0) -> LeWM:
+def random_model(seed: int = 0, recorded: torch.Tensor | None = None) -> LeWM:
     torch.manual_seed(seed)
-    return LeWM(preset("debug").model, STATS).eval()
+    return LeWM(preset("debug").method, DataFacts(STATS, recorded)).eval()
 
 
 def same_weights(a: LeWM, b: LeWM) -> bool:
@@ -45,8 +51,11 @@ def load(directory: Path) -> LeWM:
 
 
 def rewrite_config(directory: Path, **changes: Any) -> None:
+    """Change what a saved model's description says, with the digest that such a description has."""
     path = directory / checkpoint.CONFIG
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    document = json.loads(path.read_text()) | changes
+    document["digest"] = json_digest({name: value for name, value in document.items() if name != "digest"})
+    path.write_text(json.dumps(document))
 
 
 def rewrite_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -55,7 +64,7 @@ def rewrite_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]],
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
-    rewrite_config(directory, weights_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    rewrite_config(directory, files={checkpoint.WEIGHTS: file_digest(path)})
 
 
 @pytest.fixture
@@ -81,21 +90,20 @@ def test_a_loaded_model_is_the_saved_one(tmp_path: Path) -> None:
     assert torch.equal(loaded.encode(frames), z)
     assert torch.equal(loaded.rollout(z, past, actions), model.rollout(z, past, actions))
     assert loaded.action_stats == STATS
-    assert loaded.config == model.config
+    assert loaded.settings == model.settings
     assert not loaded.training
     assert json.loads((tmp_path / "model" / "config.json").read_text())["note"] == "kept"
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
 
 
 def test_a_model_without_statistics_loads_without_them(tmp_path: Path) -> None:
-    LeWM(preset("debug").model).save_pretrained(tmp_path)
+    LeWM(preset("debug").method).save_pretrained(tmp_path)
     assert load(tmp_path).action_stats is None
 
 
 def test_recorded_actions_come_along(tmp_path: Path) -> None:
-    model, recorded = random_model(), torch.randn(6, 4, 2)
-    model.recorded_actions = recorded
-    model.save_pretrained(tmp_path)
+    recorded = torch.randn(6, 4, 2)
+    random_model(0, recorded).save_pretrained(tmp_path)
     loaded = load(tmp_path)
     assert loaded.recorded_actions is not None
     assert torch.equal(loaded.recorded_actions, recorded)
@@ -107,9 +115,7 @@ def test_recorded_actions_come_along(tmp_path: Path) -> None:
 
 def test_recorded_actions_of_another_model_are_refused(tmp_path: Path) -> None:
     for seed, name in enumerate(("one", "other")):
-        model = random_model(seed)
-        model.recorded_actions = torch.randn(6, 4, 2)
-        model.save_pretrained(tmp_path / name)
+        random_model(seed, torch.randn(6, 4, 2)).save_pretrained(tmp_path / name)
     (tmp_path / "other" / checkpoint.ACTIONS).replace(tmp_path / "one" / checkpoint.ACTIONS)
     with pytest.raises(CheckpointError, match=r"actions\.safetensors does not belong to its config\.json"):
         load(tmp_path / "one")
@@ -143,7 +149,7 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(saved: Path) -> None:
 
 def test_a_newer_format_asks_for_an_upgrade(saved: Path) -> None:
     rewrite_config(saved, format_version=checkpoint.FORMAT_VERSION + 1, lewm_version="99.0")
-    with pytest.raises(CheckpointError, match=r"lewm 99\.0 in format 2.*pip install --upgrade lewm"):
+    with pytest.raises(CheckpointError, match=r"lewm 99\.0 in format 3.*pip install --upgrade lewm"):
         load(saved)
 
 
@@ -167,7 +173,7 @@ def test_a_folder_without_its_description_is_refused(saved: Path) -> None:
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors and config\.json"):
         load(saved)
     with pytest.raises(CheckpointError, match=r"holds no config\.json"):
-        checkpoint.load_model(saved)
+        checkpoint.load_document(saved)
 
 
 @pytest.mark.parametrize("text", ['{"_target_": "stable_worldmodel.wm.lewm.LeWM"}', "[]", '{"format": "lewm"}'])
@@ -184,9 +190,8 @@ def test_a_description_that_is_not_json_is_refused(saved: Path) -> None:
 
 
 def test_a_description_without_a_model_is_refused(saved: Path) -> None:
-    document = json.loads((saved / checkpoint.CONFIG).read_text())
-    del document["model"]
-    (saved / checkpoint.CONFIG).write_text(json.dumps(document))
+    """Of the first version, whose descriptions have no digest."""
+    (saved / checkpoint.CONFIG).write_text(json.dumps({"format": "lewm", "format_version": 1}))
     with pytest.raises(CheckpointError, match="no 'model' section"):
         load(saved)
 
@@ -242,6 +247,168 @@ def test_a_folder_appears_complete_or_not_at_all(tmp_path: Path) -> None:
         Path(target.name),
         Path(target.name, "whole"),
     ]
+
+
+# -- processes that are killed ------------------------------------------------------------------------------
+
+CONTEXT = multiprocessing.get_context("forkserver")  # processes that begin with everything imported
+CONTEXT.set_forkserver_preload(["torch", "lewm.checkpoint", __name__])
+CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
+Act = Callable[[Path], object]
+
+
+def step_folder(run: Path, step: int) -> Path:
+    return run / f"step_{step:07d}"
+
+
+def write_step(run: Path, step: int, content: float) -> None:
+    """Save what looks like a run's checkpoint."""
+    files = {name: {"x": torch.full((5,), content)} for name in (checkpoint.WEIGHTS, checkpoint.OPTIMIZER)}
+    checkpoint.write_folder(step_folder(run, step), lambda folder: checkpoint.save_model(folder, files, {}))
+
+
+def content(folder: Path) -> float:
+    """Of a checkpoint that is whole; anything else is an error."""
+    document = checkpoint.load_document(folder)
+    values = {
+        checkpoint.load_tensors(folder, document, name)["x"][0].item()
+        for name in (checkpoint.WEIGHTS, checkpoint.OPTIMIZER)
+    }
+    (value,) = values
+    return value
+
+
+def save_third(run: Path) -> None:
+    write_step(run, 3, 3.0)
+
+
+def save_second_again(run: Path) -> None:
+    write_step(run, 2, 2.5)
+
+
+def prune_to_one(run: Path) -> None:
+    assert checkpoint.prune(run, keep=1) == []
+
+
+def die_at(number: int, act: Act, run: Path) -> None:
+    """Do something, and be killed before the change with this number in what is on disk."""
+    changes = itertools.count()
+
+    def count(event: str, _: object) -> None:
+        if event in CHANGES and next(changes) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    act(run)
+
+
+def killed_everywhere(act: Act, folder: Path) -> Iterator[Path]:
+    """Folders with the checkpoints 1 and 2 in which a process did something, killed at another moment in each."""
+    write_step(folder / "template", 1, 1.0)
+    write_step(folder / "template", 2, 2.0)
+    for number in itertools.count():
+        run = Path(shutil.copytree(folder / "template", folder / f"killed at {number}"))
+        process = CONTEXT.Process(target=die_at, args=(number, act, run))
+        process.start()
+        process.join()
+        if process.exitcode == 0:  # it was done before
+            assert number > 5
+            return
+        assert process.exitcode == -signal.SIGKILL
+        yield run
+
+
+def test_a_checkpoint_is_there_or_not_wherever_its_writer_is_killed(tmp_path: Path) -> None:
+    seen = set()
+    for run in killed_everywhere(save_third, tmp_path):
+        newest, problems = checkpoint.newest_whole(run)
+        assert problems == []
+        assert newest is not None
+        seen.add(content(newest))
+        checkpoint.recover(run)
+        write_step(run, 3, 3.0)
+        assert [content(folder) for folder in checkpoint.of_run(run)] == [1.0, 2.0, 3.0]
+        assert len(list(run.iterdir())) == 3, "what was begun is cleared"
+    assert seen == {2.0, 3.0}
+
+
+def test_what_was_moved_aside_is_put_back_wherever_its_writer_is_killed(tmp_path: Path) -> None:
+    seen = set()
+    for run in killed_everywhere(save_second_again, tmp_path):
+        checkpoint.recover(run)
+        assert [path.name for path in sorted(run.iterdir())] == ["step_0000001", "step_0000002"]
+        assert content(step_folder(run, 1)) == 1.0
+        seen.add(content(step_folder(run, 2)))
+    assert seen == {2.0, 2.5}
+
+
+def test_an_old_checkpoint_is_there_or_not_wherever_its_remover_is_killed(tmp_path: Path) -> None:
+    for run in killed_everywhere(prune_to_one, tmp_path):
+        for folder in run.glob("step_*"):
+            assert content(folder) in (1.0, 2.0)
+        checkpoint.recover(run)
+        prune_to_one(run)
+        assert [path.name for path in run.iterdir()] == ["step_0000002"]
+
+
+def test_only_a_step_that_is_gone_is_put_back(tmp_path: Path) -> None:
+    """If the new one is in its place, the old one goes; and folders of others stay."""
+    for step in (1, 2):
+        write_step(tmp_path, step, float(step))
+        aside = step_folder(tmp_path, step)
+        aside.rename(aside.with_name(f"{checkpoint.ASIDE}{aside.name}"))
+    write_step(tmp_path, 2, 2.5)
+    (tmp_path / ".step_0000003.elsewhere-1.tmp").mkdir()
+    (tmp_path / ".mine").mkdir()
+    checkpoint.recover(tmp_path)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [".mine", "step_0000001", "step_0000002"]
+    assert [content(step_folder(tmp_path, step)) for step in (1, 2)] == [1.0, 2.5]
+    checkpoint.recover(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """Also with one digit more, as after ten million steps."""
+    for step in (9, 10_000_000, 9_999_999, 1_000_000):
+        write_step(tmp_path, step, float(step))
+    names = [folder.name for folder in checkpoint.of_run(tmp_path)]
+    assert names == ["step_0000009", "step_1000000", "step_9999999", "step_10000000"]
+    assert checkpoint.latest(tmp_path) == tmp_path / "step_10000000"
+    assert checkpoint.newest_whole(tmp_path) == (tmp_path / "step_10000000", [])
+    assert checkpoint.prune(tmp_path, keep=2) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_10000000", "step_9999999"]
+
+
+# -- a byte that changed ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole_run(debug_run: Path) -> Path:
+    """A run's checkpoint, with all four files."""
+    folder = checkpoint.resolve(debug_run)
+    names = (checkpoint.ACTIONS, checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.OPTIMIZER)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    return folder
+
+
+@pytest.mark.parametrize("name", [checkpoint.ACTIONS, checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.OPTIMIZER])
+def test_a_byte_that_changed_is_noticed_in_the_file_where_it_is(whole_run: Path, tmp_path: Path, name: str) -> None:
+    """At random places, half of them in the header of tensors. White space in place of white space harms nothing."""
+    folder = Path(shutil.copytree(whole_run, tmp_path / "model"))
+    good, rng = files.identity(lewm.load(folder, "cpu")), random.Random(name)
+    whole = (folder / name).read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little") if name != checkpoint.CONFIG else len(whole)
+    refused = 0
+    for number in range(60):
+        place = rng.randrange(header if number % 2 else len(whole))
+        changed = whole[:place] + bytes([whole[place] ^ rng.randrange(1, 256)]) + whole[place + 1 :]
+        (folder / name).write_bytes(changed)
+        try:
+            assert files.identity(lewm.load(folder, "cpu")) == good
+            Run.read(folder)
+        except LewmError as error:
+            refused += name in str(error)
+    assert refused > 50 if name == checkpoint.CONFIG else refused == 60
 
 
 # -- where models are found -----------------------------------------------------------------------------------
@@ -329,7 +496,8 @@ def hub(saved: Path) -> Iterator[Hub]:
 FETCH = """
 import sys
 from lewm.errors import CheckpointError
-from lewm.model.world_model import LeWM
+from lewm.methods import files
+from lewm.methods.lewm import LeWM
 for repo in sys.argv[2:]:
     try:
         LeWM.from_pretrained(repo, device="cpu").save_pretrained(sys.argv[1])

@@ -1,45 +1,32 @@
-"""Configurations: presets, their way to JSON and back, and what is refused."""
+"""Configurations: their defaults, and what is refused."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, replace
-from pathlib import Path
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
 
-from lewm.checked import from_dict, to_dict
 from lewm.config import (
-    PRESETS,
     CollectConfig,
     Config,
     EncoderConfig,
     EvalConfig,
     IcemConfig,
     LoaderConfig,
-    ModelConfig,
     PlanConfig,
     PredictorConfig,
-    SigregConfig,
     TrainConfig,
-    preset,
 )
 from lewm.errors import ConfigError
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_fit_together(name: str):
-    config = preset(name)
-    assert config.collect.resolution == config.model.encoder.image_size
-    assert config.plan.horizon * config.model.frame_skip <= config.eval.budget
-    assert config.train.warmup_steps < config.train.steps
+from lewm.methods.lewm import LeWMConfig, SigregConfig
+from lewm.presets import preset, read_config
 
 
 def test_the_defaults_are_the_papers_configuration():
-    config = Config()
-    encoder, predictor = config.model.encoder, config.model.predictor
+    config = Config(LeWMConfig())
+    encoder, predictor = config.method.encoder, config.method.predictor
     assert (encoder.image_size, encoder.patch_size, encoder.depth, encoder.heads, encoder.width) == (
         224,
         14,
@@ -48,28 +35,15 @@ def test_the_defaults_are_the_papers_configuration():
         192,
     )
     assert (predictor.depth, predictor.heads, predictor.dropout) == (6, 16, 0.1)
-    assert (config.model.embed_dim, config.model.history, config.model.frame_skip) == (192, 3, 5)
-    assert (config.sigreg.weight, config.sigreg.directions, config.sigreg.knots) == (0.09, 1024, 17)
+    assert (config.method.embed_dim, config.method.history, config.method.frame_skip) == (192, 3, 5)
+    assert (config.method.sigreg.weight, config.method.sigreg.directions, config.method.sigreg.knots) == (
+        0.09,
+        1024,
+        17,
+    )
     assert (config.train.batch_size, config.train.lr, config.train.weight_decay) == (128, 5e-5, 1e-3)
     assert (config.plan.samples, config.plan.elites, config.plan.iterations) == (300, 30, 30)
     assert (config.eval.episodes, config.eval.budget) == (50, 50)
-
-
-def test_an_unknown_preset_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"Unknown preset 'tworooms'. Did you mean 'tworoom'"):
-        preset("tworooms")
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_json_and_back(name: str):
-    config = replace(preset(name), data=Path("data/x.h5"), out=Path("runs/x"))
-    assert from_dict(Config, json.loads(json.dumps(to_dict(config)))) == config
-    bare = replace(config, data=None, out=None)
-    assert from_dict(Config, json.loads(json.dumps(to_dict(bare)))) == bare
-
-
-def test_what_is_not_given_keeps_its_default():
-    assert from_dict(Config, {"train": {"steps": 3}}) == Config(train=TrainConfig(steps=3))
 
 
 @pytest.mark.parametrize(
@@ -77,33 +51,38 @@ def test_what_is_not_given_keeps_its_default():
     [
         ({"sede": 1}, "Unknown field 'sede'. Did you mean 'seed'"),
         ({"train": {"stepz": 1}}, "Unknown field 'train.stepz'. Did you mean 'train.steps'"),
-        ({"model": {"encoder": {"dept": 1}}}, "Unknown field 'model.encoder.dept'. Did you mean 'model.encoder.depth'"),
+        (
+            {"method": {"encoder": {"dept": 1}}},
+            "Unknown field 'method.encoder.dept'. Did you mean 'method.encoder.depth'",
+        ),
+        ({"method": {"sigrge": {}}}, "Unknown field 'method.sigrge'. Did you mean 'method.sigreg'"),
+        ({"method": {"name": "lwm"}}, "Unknown method 'lwm'. Did you mean 'lewm'?"),
     ],
 )
 def test_an_unknown_field_names_the_nearest(values: dict[str, Any], message: str):
     with pytest.raises(ConfigError) as error:
-        from_dict(Config, values)
+        read_config(values)
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("build", "field"),
     [
-        (lambda: EncoderConfig(depth=0), "model.encoder.depth"),
-        (lambda: EncoderConfig(image_size=100), "model.encoder.image_size"),
-        (lambda: EncoderConfig(heads=5), "model.encoder.width"),
-        (lambda: PredictorConfig(dropout=1.0), "model.predictor.dropout"),
-        (lambda: PredictorConfig(heads=-1), "model.predictor.heads"),
-        (lambda: ModelConfig(history=0), "model.history"),
-        (lambda: ModelConfig(action_bottleneck=0), "model.action_bottleneck"),
-        (lambda: SigregConfig(weight=-0.1), "sigreg.weight"),
-        (lambda: SigregConfig(knots=1), "sigreg.knots"),
+        (lambda: EncoderConfig(depth=0), "method.encoder.depth"),
+        (lambda: EncoderConfig(image_size=100), "method.encoder.image_size"),
+        (lambda: EncoderConfig(heads=5), "method.encoder.width"),
+        (lambda: PredictorConfig(dropout=1.0), "method.predictor.dropout"),
+        (lambda: PredictorConfig(heads=-1), "method.predictor.heads"),
+        (lambda: LeWMConfig(history=0), "method.history"),
+        (lambda: LeWMConfig(action_bottleneck=0), "method.action_bottleneck"),
+        (lambda: SigregConfig(weight=-0.1), "method.sigreg.weight"),
+        (lambda: SigregConfig(knots=1), "method.sigreg.knots"),
         (lambda: PlanConfig(solver="icem", icem=IcemConfig(recorded=31)), "plan.icem.recorded"),
         (lambda: IcemConfig(recorded=-1), "plan.icem.recorded"),
         (lambda: TrainConfig(steps=0), "train.steps"),
-        (lambda: EncoderConfig(kept_patches=-1), "model.encoder.kept_patches"),
-        (lambda: EncoderConfig(image_size=28, kept_patches=5), "model.encoder.kept_patches"),
-        (lambda: EncoderConfig(background_noise=-1.0), "model.encoder.background_noise"),
+        (lambda: EncoderConfig(kept_patches=-1), "method.encoder.kept_patches"),
+        (lambda: EncoderConfig(image_size=28, kept_patches=5), "method.encoder.kept_patches"),
+        (lambda: EncoderConfig(background_noise=-1.0), "method.encoder.background_noise"),
         (lambda: TrainConfig(lr=0.0), "train.lr"),
         (lambda: TrainConfig(batch_size=1), "train.batch_size"),
         (lambda: TrainConfig(warmup_steps=-1), "train.warmup_steps"),
@@ -115,7 +94,7 @@ def test_an_unknown_field_names_the_nearest(values: dict[str, Any], message: str
         (lambda: PlanConfig(elites=1), "plan.elites"),
         (lambda: PlanConfig(samples=10, elites=11), "plan.elites"),
         (lambda: EvalConfig(budget=0), "eval.budget"),
-        (lambda: Config(seed=-1), "seed"),
+        (lambda: Config(LeWMConfig(), seed=-1), "seed"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named(build: Callable[[], object], field: str):
@@ -137,12 +116,12 @@ def test_a_value_that_makes_no_sense_is_named(build: Callable[[], object], field
         (lambda: TrainConfig(lr=float("nan")), "train.lr must be a finite number, got nan."),
         (lambda: TrainConfig(lr=None), "train.lr must be a number, got None."),
         (lambda: PlanConfig(budget_ms=float("inf")), "plan.budget_ms must be a finite number, got inf."),
-        (lambda: SigregConfig(knots=10**12), "sigreg.knots must be at most 1,000,000,000, got 1000000000000."),
-        (lambda: EncoderConfig(image_size=14 * 500), "model.encoder.image_size must be at most 4096, got 7000."),
-        (lambda: Config(seed=2**63), "seed must be at most 9,223,372,036,854,775,807"),
-        (lambda: Config(plan=3), "plan must be PlanConfig, got 3."),
-        (lambda: from_dict(Config, {"plan": 3}), "plan must be an object of settings, got 3."),
-        (lambda: from_dict(Config, []), "The configuration must be an object of settings, got []."),
+        (lambda: SigregConfig(knots=10**12), "method.sigreg.knots must be at most 1,000,000,000, got 1000000000000."),
+        (lambda: EncoderConfig(image_size=14 * 500), "method.encoder.image_size must be at most 4,096, got 7000."),
+        (lambda: Config(LeWMConfig(), seed=2**63), "seed must be at most 9,223,372,036,854,775,807"),
+        (lambda: Config(LeWMConfig(), plan=3), "plan must be PlanConfig, got 3."),
+        (lambda: read_config({"plan": 3}), "plan must be an object of settings, got 3."),
+        (lambda: read_config([]), "The configuration must be an object of settings, got []."),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused(build: Callable[[], object], message: str):

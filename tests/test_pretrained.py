@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lewm.checkpoint import load_document, pretrained_models
-from lewm.data.collect import HELD_OUT_SEED, generate_episode
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.export.card import CARD, model_card
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 
 # How much of a frame's change is left unpredicted at most. Push-T's model knows replays of demonstrations; what moves
 # there without any is a scripted pusher, which it has never seen.

@@ -63,6 +63,11 @@ class FrameChunks:
                 self._known_table = self._known_table or _look_up(self._pixels)
         return self._known_table
 
+    @property
+    def sizes(self) -> Array:
+        """Bytes of each frame in the file, int64 (F,)."""
+        return self._table.sizes
+
     def stored(self, frame: int) -> tuple[bytes, bool]:
         """The bytes of a frame as they are in the file, and whether they are uncompressed."""
         table = self._table
@@ -161,6 +166,14 @@ def filters_of(dataset: h5py.Dataset) -> list[int]:
     """HDF5's codes of the compression that a dataset is stored with."""
     properties = dataset.id.get_create_plist()
     return [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
+
+
+def chunk_sizes(pixels: h5py.Dataset) -> Array:
+    """Bytes that each chunk of any dataset takes in the file, int64, in the order of their places; none: no chunks."""
+    found: list[tuple[tuple[int, ...], int]] = []
+    if pixels.chunks and len(pixels):
+        pixels.id.chunk_iter(lambda chunk: found.append((chunk.chunk_offset, chunk.size)))
+    return np.array([size for _, size in sorted(found)], np.int64)
 
 
 def _look_up(pixels: h5py.Dataset) -> _Table:

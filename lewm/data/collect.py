@@ -1,9 +1,8 @@
 """Collect expert episodes into a dataset file, with several processes, interruptible at any moment.
 
-An episode is a pure function of (environment, resolution, seed, index), and of the demonstrations and the frame stride
-if there are any. Workers write *parts*: files of episodes with consecutive indices, cut at multiples of
-``PART_EPISODES``. A part is complete or absent, so a killed collection continues from the parts in ``OUT.parts``. When
-all are there they are merged into ``OUT``: the same file, however made.
+Workers write *parts*: files of episodes with consecutive indices, cut at multiples of ``PART_EPISODES``. A part is
+complete or absent, so a killed collection continues from the parts in ``OUT.parts``. When all are there they are merged
+into ``OUT``: the same file, however made, as an episode is a pure function of the settings and its index.
 """
 
 from __future__ import annotations
@@ -13,35 +12,27 @@ import functools
 import itertools
 import json
 import os
-import shutil
-import sys
-import threading
-from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from subprocess import PIPE, Popen
+from typing import Any
 
 import numpy as np
 
-from lewm.data.demonstrations import (
-    choose_demonstration,
-    demonstrations_digest,
-    load_demonstrations,
-    locate_demonstrations,
-)
+from lewm.config import CollectConfig
+from lewm.data.formats.demonstrations import demonstrations_digest, load_demonstrations, locate_demonstrations
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.data.store import Attributes, EpisodeStore, merge_files, write_episodes
-from lewm.envs.base import Expert, WorldEnv
-from lewm.envs.exploration import WanderingExpert
-from lewm.envs.registry import EnvEntry, env_entry, env_names, make_env, make_expert, make_mistaken, register_env
-from lewm.envs.workers import start_worker
+from lewm.envs.base import WorldEnv
+from lewm.envs.registry import EnvEntry, env_entry, make_env, make_expert, make_mistaken
+from lewm.envs.workers import Worker, know_env, wait_for_answers
 from lewm.errors import DataError, EnvError
-from lewm.files import only_writer
-from lewm.rng import derive_seed, stream
+from lewm.files import DATASET, check_output, only_writer
+from lewm.rng import stream
 from lewm.types import Array, Demonstration, ProgressCallback
 
 PART_EPISODES = 16  # few enough that a kill loses little work, many enough that opening parts costs nothing
-HELD_OUT_SEED = 20_260_101  # of the episodes that evaluation problems are cut from
-_EXPERT, _PHASE, _DEMONSTRATION, _EXPLORATION, _MISTAKES = 1, 3, 4, 5, 6  # what an episode's random streams are for
+DIED = "A collecting process died, perhaps for lack of memory. Collect again, with fewer workers."
 
 
 @dataclass(frozen=True)
@@ -67,69 +58,33 @@ class CollectReport:
 
 
 def collect(
-    env_name: str,
-    out: str | Path,
-    episodes: int,
-    resolution: int = 224,
-    seed: int = 0,
-    workers: int = 0,
-    on_progress: ProgressCallback | None = None,
-    frame_stride: int = 1,
-    demos: str | None = None,
-    exploration: float = 0.0,
-    mistakes: float = 0.0,
+    env: str, out: str | Path, settings: CollectConfig, seed: int = 0, on_progress: ProgressCallback | None = None
 ) -> CollectReport:
-    """Make ``out`` a dataset of at least ``episodes`` expert episodes; only missing ones are generated.
+    """Make ``out`` a dataset of at least ``settings.episodes`` expert episodes; only missing ones are generated.
 
-    An unfinished collection is continued, a smaller file of the same settings extended, one of others refused.
-    ``workers`` processes share the work; 0: one per core. After an interrupt, what is complete is kept for the next
-    call. ``on_progress`` counts episodes. ``frame_stride``: draw and keep only every so-manieth frame of an episode,
-    beginning at a random one. ``demos``: replay these demonstrations (``load_demonstrations`` says from where).
-    ``exploration``: let the expert wander off for up to this share of an episode (``WanderingExpert``).
-    ``mistakes``: let it take things to be where they are not, for up to this share (``EnvEntry.mistaken``).
+    env: the environment's name.  on_progress: counts episodes.
+    An unfinished collection is continued, a smaller file of the same settings extended, one of others refused. After an
+    interrupt, what is complete is kept for the next call.
     """
-    out, entry = Path(out), env_entry(env_name)
-    for name, value in (("episodes", episodes), ("frame_stride", frame_stride)):
-        if value < 1:
-            raise DataError(f"{name} must be at least 1, got {value}.")
-    for name, share in (("exploration", exploration), ("mistakes", mistakes)):
-        if not 0 <= share < 1:
-            raise DataError(f"{name} must be in [0, 1), got {share}.")
-    if seed == HELD_OUT_SEED:
-        raise DataError(f"Seed {seed} is held out: evaluation uses its episodes. Choose another seed.")
-    located = _located_demonstrations(entry, demos)
-    collection = _Collection(entry, resolution, seed, f"{out}.parts", frame_stride, located, exploration, mistakes)
-    settings = collection.settings  # loads the demonstrations: bad ones shall leave no trace
-    # Nor shall a simulator that is not installed, or an expert that there is not.
-    expert = make_expert(entry.name, stream(seed), next(iter(collection.demonstrations or ()), None))
-    if mistakes:
-        make_mistaken(entry.name, expert, stream(seed), mistakes)
+    out = Path(out)
+    collection = _Collection.checked(env, out, settings, seed)
     with only_writer(Path(f"{out}.lock"), f"Another process is collecting into {out}. Wait, or choose another file."):
-        existing = collection.episodes_in(out) if out.exists() else 0
+        existing, episodes = collection.episodes_in(out) if out.exists() else 0, settings.episodes
         cuts = range(existing // PART_EPISODES * PART_EPISODES, episodes, PART_EPISODES)
         parts = [range(max(existing, cut), min(episodes, cut + PART_EPISODES)) for cut in cuts if existing < episodes]
         missing = collection.missing(parts)
         new_episodes = sum(map(len, missing))
         # Closed at once if this loop is interrupted: workers must not outlive the lock.
-        with contextlib.closing(_generate(collection, missing, workers or os.cpu_count() or 1)) as finished:
+        with contextlib.closing(_generate(collection, missing)) as finished:
             for done in itertools.accumulate(finished, initial=episodes - new_episodes):
                 if on_progress:
                     on_progress(done, episodes)
         if parts:
             merged = Path(collection.folder) / "merged.h5"  # in there, the next call clears what a kill leaves
-            merge_files([*([out] if existing else []), *map(collection.path, parts)], merged, settings)
+            merge_files([*([out] if existing else []), *map(collection.path, parts)], merged, collection.attributes)
             merged.replace(out)
-        shutil.rmtree(collection.folder, ignore_errors=True)
+        collection.clear()
     return _report(out, new_episodes)
-
-
-def _located_demonstrations(entry: EnvEntry, demos: str | None) -> str | None:
-    """Where the demonstrations are on this machine, so that no worker has to fetch them."""
-    if demos is None:
-        return None
-    if entry.replay is None:
-        raise EnvError(f"{entry.name} has no expert that replays demonstrations. Collect it without --demos.")
-    return str(locate_demonstrations(demos).resolve())
 
 
 def _report(out: Path, new_episodes: int) -> CollectReport:
@@ -141,101 +96,53 @@ def _report(out: Path, new_episodes: int) -> CollectReport:
         return CollectReport(out, *counts, out.stat().st_size, new_episodes)
 
 
-def generate_episode(
-    env_name: str,
-    resolution: int,
-    seed: int,
-    index: int,
-    frame_stride: int = 1,
-    demonstrations: Sequence[Demonstration] | None = None,
-    draw: bool = True,
-    env: WorldEnv | None = None,
-    exploration: float = 0.0,
-    mistakes: float = 0.0,
-) -> dict[str, Array]:
-    """Episode ``index`` of a collection: it ends at the goal or after the environment's ``episode_steps``.
-
-    With demonstrations it is a replay of one of them, of a held-out one if ``seed`` is ``HELD_OUT_SEED``. ``env``: the
-    environment to use, if there is one that observes states; what happened in it before makes no difference.
-    ``exploration``, ``mistakes``: the expert wanders off, or is mistaken, for up to this share of the time.
-
-    Returns columns of L = steps + 1 rows: action float32 (L, action_dim), the last one NaN because none was taken
-    there; state float64 and proprio float32, both (L, state_dim); success uint8 (L,). And pixels uint8 (F, R, R, 3) of
-    the steps frame_step int64 (F,): all, or every ``frame_stride``th from a random one on. Neither if not ``draw``.
-    """
-    demonstration = None
-    if demonstrations is not None:
-        rng = stream(seed, index, _DEMONSTRATION)
-        demonstration = choose_demonstration(demonstrations, rng, held_out=seed == HELD_OUT_SEED)
-    with contextlib.ExitStack() as stack:
-        if env is None:
-            env = stack.enter_context(contextlib.closing(_make_env(env_name, resolution)))
-        expert = make_expert(env_name, stream(seed, index, _EXPERT), demonstration)
-        if mistakes:
-            expert = make_mistaken(env_name, expert, stream(seed, index, _MISTAKES), mistakes)
-        if exploration:
-            expert = WanderingExpert(expert, stream(seed, index, _EXPLORATION), exploration)
-        env.reset(seed=derive_seed(seed, index))
-        start, goal = expert.begin(env.state, env.goal)
-        env.reset(options={"state": start, "goal": goal})
-        state, action = _run_episode(env, expert, env_entry(env_name).episode_steps)
-        columns = {
-            "action": action,
-            "proprio": state.astype(np.float32),
-            "state": state,
-            "success": env.is_success(state, env.goal).astype(np.uint8),
-        }
-        if not draw:
-            return columns
-        phase = int(stream(seed, index, _PHASE).integers(frame_stride))
-        frame_step = np.arange(phase, len(state), frame_stride)
-        return {"pixels": env.render_states(state[frame_step]), "frame_step": frame_step, **columns}
-
-
-def _make_env(env_name: str, resolution: int) -> WorldEnv:
-    return make_env(env_name, resolution=resolution, obs_type="state")
-
-
-def _run_episode(env: WorldEnv, expert: Expert, episode_steps: int) -> tuple[Array, Array]:
-    """States float64 (L, state_dim) and actions float32 (L, action_dim) until the expert is done."""
-    states, actions = [env.state.copy()], []
-    for _ in range(expert.steps or episode_steps):
-        # Rounded before it is executed: replaying the recorded action gives the recorded state.
-        action = np.asarray(expert.act(env.state, env.goal), np.float32)
-        _, _, terminated, truncated, _ = env.step(action)
-        actions.append(action)
-        states.append(env.state.copy())
-        if (terminated or truncated) and expert.steps is None:
-            break
-    return np.stack(states).astype(np.float64), np.stack([*actions, np.full_like(actions[0], np.nan)])
-
-
 @dataclass(frozen=True)
 class _Collection:
     """What an episode's content depends on, besides its index, and where parts (ranges of indices) are kept."""
 
     entry: EnvEntry
-    resolution: int
+    settings: CollectConfig
     seed: int
     folder: str
-    frame_stride: int = 1
-    demos: str | None = None
-    exploration: float = 0.0
-    mistakes: float = 0.0
+
+    @classmethod
+    def checked(cls, env: str, out: Path, settings: CollectConfig, seed: int) -> _Collection:
+        """A collection that can begin; what stands against it is said before anything is written."""
+        entry = env_entry(env)
+        if seed < 0:
+            raise DataError(f"A seed is at least 0, got {seed}. Choose another.")
+        if seed == HELD_OUT_SEED:
+            raise DataError(f"Seed {seed} is held out: evaluation uses its episodes. Choose another seed.")
+        # Not a subclass of it: workers need not know the command line. Nor should each fetch the demonstrations.
+        plain = CollectConfig(**{item.name: getattr(settings, item.name) for item in fields(CollectConfig)})
+        located = _located_demonstrations(entry, settings.demos)
+        collection = cls(entry, replace(plain, demos=located), seed, f"{out}.parts")
+        check_output(out, DATASET, [] if located is None else [Path(located)])
+        # Bad demonstrations, a simulator that is not installed, an expert that there is not.
+        expert = make_expert(entry.name, stream(seed), next(iter(collection.demonstrations or ()), None))
+        if settings.mistakes:
+            make_mistaken(entry.name, expert, stream(seed), settings.mistakes)
+        return collection
 
     @functools.cached_property
     def demonstrations(self) -> list[Demonstration] | None:
-        return None if self.demos is None else load_demonstrations(self.demos)
+        return None if self.settings.demos is None else load_demonstrations(self.settings.demos)
 
     @functools.cached_property
-    def settings(self) -> Attributes:
-        """The attributes of its files, by which they are known again."""
-        expert = self.entry.expert if self.demos is None else self.entry.replay
-        generator = json.dumps({"episode_steps": self.entry.episode_steps, "expert": expert})
-        demos = "" if self.demonstrations is None else demonstrations_digest(self.demonstrations)
-        world = {"environment": self.entry.gym_id, "generator": generator, "demonstrations": demos}
-        numbers = {"resolution": self.resolution, "seed": self.seed, "frame_stride": self.frame_stride}
-        return {**world, **numbers, "exploration": self.exploration, "mistakes": self.mistakes}
+    def attributes(self) -> Attributes:
+        """Those of its files, by which they are known again."""
+        settings = self.settings
+        expert = self.entry.expert if settings.demos is None else self.entry.replay
+        return {
+            "environment": self.entry.gym_id,
+            "generator": json.dumps({"episode_steps": self.entry.episode_steps, "expert": expert}),
+            "demonstrations": "" if self.demonstrations is None else demonstrations_digest(self.demonstrations),
+            "resolution": settings.resolution,
+            "seed": self.seed,
+            "frame_stride": settings.frame_stride,
+            "exploration": settings.exploration,
+            "mistakes": settings.mistakes,
+        }
 
     def path(self, part: range) -> Path:
         return Path(self.folder) / f"{part.start:08d}-{part.stop:08d}.h5"
@@ -243,7 +150,7 @@ class _Collection:
     @functools.cached_property
     def env(self) -> WorldEnv:
         """The environment of this process: a simulator's renderer can take longer to make than an episode."""
-        return _make_env(self.entry.name, self.resolution)
+        return make_env(self.entry.name, self.settings.resolution)
 
     def close(self) -> None:
         """Free the environment, if there is one."""
@@ -251,96 +158,100 @@ class _Collection:
             env.close()
 
     def write(self, part: range) -> None:
-        write_episodes(self.path(part), map(self._episode, part), self.settings)
+        write_episodes(self.path(part), map(self._episode, part), self.attributes)
 
     def _episode(self, index: int) -> dict[str, Array]:
+        settings, name = self.settings, self.entry.name
+        what = (name, settings.resolution, self.seed, index, settings.frame_stride, self.demonstrations)
+        exploration, mistakes = settings.exploration, settings.mistakes
         try:
-            what = (self.entry.name, self.resolution, self.seed, index, self.frame_stride, self.demonstrations)
-            return generate_episode(*what, env=self.env, exploration=self.exploration, mistakes=self.mistakes)
+            return generate_episode(*what, env=self.env, exploration=exploration, mistakes=mistakes)
         except Exception as error:
-            raise DataError(f"Episode {index} of {self.entry.name} (seed {self.seed}) failed: {error!r}") from error
+            raise DataError(f"Episode {index} of {name} (seed {self.seed}) failed: {error!r}") from error
 
     def episodes_in(self, path: Path) -> int:
         """How many a file has; one that was collected with other settings is refused."""
         with EpisodeStore(path) as store:
             # What files of earlier versions do not have.
             absent = {"demonstrations": "", "frame_stride": 1, "exploration": 0.0, "mistakes": 0.0}
-            found_settings = {**absent, **store.attributes}
-            for name, value in self.settings.items():
-                found = found_settings.get(name)
+            found_attributes = {**absent, **store.attributes}
+            for name, value in self.attributes.items():
+                found = found_attributes.get(name)
                 if found != value:
                     difference = f"{name} is {found!r} there, but {value!r} was asked for"
                     raise DataError(f"{path}: {difference}. Use the same settings, choose another file, or remove it.")
             return store.num_episodes
 
     def missing(self, parts: Sequence[range]) -> list[range]:
-        """Those of ``parts`` still to be generated; clears the folder of everything else."""
-        folder = Path(self.folder)
+        """Those of ``parts`` still to be generated; clears the folder of its other files."""
         # All are looked at before any is removed: another collection's must survive our refusal.
-        useful = {path for path in folder.glob("*.h5") if self.episodes_in(path)} & set(map(self.path, parts))
-        for path in set(folder.glob("*")) - useful:
-            path.unlink()
+        useful = {path for path in Path(self.folder).glob("*.h5") if self.episodes_in(path)}
+        useful &= set(map(self.path, parts))
+        self.clear(useful)
         return [part for part in parts if self.path(part) not in useful]
 
+    def clear(self, but: Collection[Path] = ()) -> None:
+        """Remove its files from the folder, and the folder if nothing else is there."""
+        folder = Path(self.folder)
+        for path in [*folder.glob("*.h5"), *folder.glob("*.tmp")]:
+            if path not in but:
+                path.unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
-def _generate(collection: _Collection, parts: Sequence[range], workers: int) -> Generator[int, None, None]:
+
+def _located_demonstrations(entry: EnvEntry, demos: str | None) -> str | None:
+    """Where the demonstrations are on this machine."""
+    if demos is None:
+        return None
+    if entry.replay is None:
+        raise EnvError(f"{entry.name} has no expert that replays demonstrations. Collect it without --demos.")
+    return str(locate_demonstrations(demos).resolve())
+
+
+def _generate(collection: _Collection, parts: Sequence[range]) -> Generator[int, None, None]:
     """Write the given parts, yielding the number of episodes of each when it is complete."""
-    shares = [parts[i::workers] for i in range(min(workers, len(parts)))]
-    if len(shares) <= 1:
-        with contextlib.closing(collection):
-            for part in parts:
-                collection.write(part)
-                yield len(part)
+    count = min(collection.settings.workers or os.cpu_count() or 1, len(parts))
+    if count > 1:
+        yield from _generate_with(count, collection, parts)
         return
-    reading_end, writing_end = os.pipe()  # one for all workers: their lines are too short to mix
-    processes = [_start_worker(collection, share, writing_end) for share in shares]
-    os.close(writing_end)
-    with os.fdopen(reading_end) as answers:
-        try:
-            for answer in map(json.loads, answers):  # until the last worker has ended
-                if isinstance(answer, str):
-                    raise DataError(answer)
-                yield answer
-            if any(process.wait() for process in processes):
-                raise DataError(
-                    "A collecting process died, perhaps for lack of memory. Collect again, with fewer workers."
-                )
-        finally:
-            # While the pipe is open: a worker that finds it closed would complain.
-            for process in processes:
-                with process:
-                    process.kill()  # safe at any moment: a part is complete or absent
-            for leftover in Path(collection.folder).glob("*.tmp"):
-                leftover.unlink()
+    with contextlib.closing(collection):
+        for part in parts:
+            collection.write(part)
+            yield len(part)
 
 
-def _start_worker(collection: _Collection, parts: Sequence[range], answers: int) -> Popen[bytes]:
-    """A process that runs this module, and has its request."""
-    process = start_worker("lewm.data.collect", stdin=PIPE, stdout=answers)
-    request = {"collection": asdict(collection), "parts": [(part.start, part.stop) for part in parts]}
-    assert process.stdin
-    process.stdin.write(json.dumps(request).encode() + b"\n")
-    return process
+def _generate_with(count: int, collection: _Collection, parts: Sequence[range]) -> Generator[int, None, None]:
+    """The same with ``count`` processes."""
+    waiting = iter(parts)
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_unfinished, collection)  # when the workers, which are killed, are gone
+        busy = []
+        for part in itertools.islice(waiting, count):
+            worker = stack.enter_context(contextlib.closing(Worker("lewm.data.collect:answers", DataError(DIED))))
+            worker.send(collection)
+            worker.send(part)
+            busy.append(worker)
+        while busy:
+            for worker in wait_for_answers(busy):
+                yield worker.receive()
+                following = next(waiting, None)
+                if following is None:
+                    busy.remove(worker)
+                else:
+                    worker.send(following)
 
 
-def _work() -> None:
-    """The life of a worker. stdin: a request, open until the parent dies. stdout: episodes per part, or an error."""
-    request = json.loads(sys.stdin.readline())
-    threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what simulators print must not be taken for an answer
-    entry = EnvEntry(**request["collection"].pop("entry"))
-    if entry.name not in env_names():  # the parent's program has registered it
-        register_env(entry)
-    collection = _Collection(entry, **request["collection"])
-    try:
-        with contextlib.closing(collection):
-            for part in itertools.starmap(range, request["parts"]):
-                collection.write(part)
-                answers.write(f"{len(part)}\n")
-    except DataError as error:
-        answers.write(json.dumps(str(error)[:400]) + "\n")
+def _remove_unfinished(collection: _Collection) -> None:
+    for path in Path(collection.folder).glob("*.tmp"):
+        path.unlink()
 
 
-if __name__ == "__main__":
-    _work()
+def answers(requests: Iterator[Any]) -> Iterator[int]:
+    """In a worker: write the parts of the collection that comes first, and say how many episodes each has."""
+    collection = next(requests)
+    know_env(collection.entry)
+    with contextlib.closing(collection):
+        for part in requests:
+            collection.write(part)
+            yield len(part)

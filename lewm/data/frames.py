@@ -1,4 +1,4 @@
-"""Where the frames of a dataset are while a model trains: decoded once in memory, or read as needed.
+"""Where the frames of a dataset, or features of them, are while a model trains: once in memory, or read as needed.
 
 Decoding is the expensive part of loading, so frames are kept decoded wherever they fit: on the training device, else in
 the machine's memory. Only what fits in neither is read from disk at every use.
@@ -12,50 +12,63 @@ import weakref
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
-from lewm.data.store import EpisodeStore
 from lewm.errors import DataError
 from lewm.types import Array
 
 BLOCK_FRAMES = 64  # that a thread decodes at a time: much work per task, little memory
-SHARES = {
-    "auto": 0.5,
-    "memory": 0.9,
-    "ram": 0.9,
-}  # of the free memory: half, as the run needs room too, unless asked for by name
+# Of the free memory: half, as the run needs room too, unless asked for by name.
+SHARES = {"auto": 0.5, "memory": 0.9, "ram": 0.9}
+
+
+class FrameFile(Protocol):
+    """What frames are read from, in these shapes: an ``EpisodeStore``, or a file of features.
+
+    noun: what its frames are called.  frame_shape, frame_type: of one of them.
+    """
+
+    path: Path
+    noun: str
+    num_frames: int
+    frame_rows: Array
+    frame_shape: tuple[int, ...]
+    frame_type: np.dtype[Any]
+
+    def frames_at(self, rows: Array) -> Array: ...
+    def read_frames(self, rows: Array, out: Array) -> Array: ...
 
 
 class _HostFrames(ABC):
     """Batches that threads put together in the machine's memory, pinned if a GPU will fetch them from there."""
 
-    def __init__(self, store: EpisodeStore, threads: int, pinned: bool, description: str) -> None:
+    def __init__(self, store: FrameFile, threads: int, pinned: bool, description: str) -> None:
         self.description = description  # where the frames are, and why
         self._store, self._threads, self._pool = store, threads, ThreadPoolExecutor(threads)
         self._pinned, self._buffers = pinned, _Buffers()
 
     def gather(self, rows: Array) -> torch.Tensor:
-        """Frames of rows int (B, T), uint8 (B, T, R, R, 3), on the CPU; in pinned memory if so made."""
-        shape = (rows.size, self._store.resolution, self._store.resolution, 3)
+        """Frames of rows int (B, T), (B, T, *frame_shape), on the CPU; in pinned memory if so made."""
+        shape, kind = (rows.size, *self._store.frame_shape), _torch_type(self._store)
         # PyTorch keeps and reuses pinned memory by itself.
-        frames = torch.empty(shape, dtype=torch.uint8, pin_memory=True) if self._pinned else self._buffers.take(shape)
+        frames = torch.empty(shape, dtype=kind, pin_memory=True) if self._pinned else self._buffers.take(shape, kind)
         shares = (np.array_split(array, self._threads) for array in (rows.flatten(), frames.numpy()))
         list(self._pool.map(self._read, *shares))  # as a list: raises what a thread raised
         return frames.unflatten(0, rows.shape)
 
     @abstractmethod
     def _read(self, rows: Array, out: Array) -> None:
-        """Put the frames of rows int (N,) into out uint8 (N, R, R, 3)."""
+        """Put the frames of rows int (N,) into out (N, *frame_shape)."""
 
 
 class DiskFrames(_HostFrames):
     """Frames read from the file whenever they are asked for."""
 
-    def __init__(self, store: EpisodeStore, threads: int, why: str, pinned: bool = False) -> None:
-        super().__init__(store, threads, pinned, f"frames read from disk by {threads} threads ({why})")
+    def __init__(self, store: FrameFile, threads: int, why: str, pinned: bool = False) -> None:
+        super().__init__(store, threads, pinned, f"{store.noun} read from disk by {threads} threads ({why})")
 
     def _read(self, rows: Array, out: Array) -> None:
         self._store.read_frames(rows, out)
@@ -64,8 +77,8 @@ class DiskFrames(_HostFrames):
 class RamFrames(_HostFrames):
     """All frames, decoded once into the machine's memory."""
 
-    def __init__(self, store: EpisodeStore, threads: int, why: str, pinned: bool = False) -> None:
-        super().__init__(store, threads, pinned, f"decoded frames in cpu memory ({why})")
+    def __init__(self, store: FrameFile, threads: int, why: str, pinned: bool = False) -> None:
+        super().__init__(store, threads, pinned, f"decoded {store.noun} in cpu memory ({why})")
         self._frames = _decode_all(store, threads, torch.device("cpu")).numpy()
 
     def _read(self, rows: Array, out: Array) -> None:
@@ -76,31 +89,38 @@ class RamFrames(_HostFrames):
 class DeviceFrames:
     """All frames, decoded once into the memory of ``device``."""
 
-    def __init__(self, store: EpisodeStore, threads: int, device: torch.device, why: str) -> None:
-        self.description = f"decoded frames in {device} memory ({why})"
+    def __init__(self, store: FrameFile, threads: int, device: torch.device, why: str) -> None:
+        self.description = f"decoded {store.noun} in {device} memory ({why})"
         self._store = store
         self._frames = _decode_all(store, threads, device)
         # Moved by eight bytes at a time where that goes: one by one, a GPU spends its time on addresses.
-        frame_bytes = store.resolution**2 * 3
-        self._moved_as = torch.int64 if frame_bytes % 8 == 0 else torch.uint8
+        self._moved_as = torch.int64 if _frame_bytes(store) % 8 == 0 else self._frames.dtype
 
     def gather(self, rows: Array) -> torch.Tensor:
-        """Frames of rows int (B, T), uint8 (B, T, R, R, 3), on the device."""
+        """Frames of rows int (B, T), (B, T, *frame_shape), on the device."""
         index = torch.from_numpy(self._store.frames_at(rows)).to(self._frames.device)
         frames = self._frames.flatten(1).view(self._moved_as).index_select(0, index.flatten())
-        return frames.view(torch.uint8).view(*rows.shape, *self._frames.shape[1:])
+        return frames.view(self._frames.dtype).view(*rows.shape, *self._frames.shape[1:])
 
 
-def _decode_all(store: EpisodeStore, threads: int, device: torch.device) -> torch.Tensor:
-    """All frames of a dataset on ``device``, uint8 (N, R, R, 3)."""
-    frames = torch.empty((store.num_frames, store.resolution, store.resolution, 3), dtype=torch.uint8, device=device)
+def _torch_type(store: FrameFile) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, store.frame_type)).dtype
+
+
+def _frame_bytes(store: FrameFile) -> int:
+    return math.prod(store.frame_shape) * store.frame_type.itemsize
+
+
+def _decode_all(store: FrameFile, threads: int, device: torch.device) -> torch.Tensor:
+    """All frames of a file on ``device``, (F, *frame_shape)."""
+    frames = torch.empty((store.num_frames, *store.frame_shape), dtype=_torch_type(store), device=device)
 
     def decode(start: int) -> None:
         block, rows = frames[start : start + BLOCK_FRAMES], store.frame_rows[start : start + BLOCK_FRAMES]
         if device.type == "cpu":
             store.read_frames(rows, block.numpy())
         else:
-            staged = torch.empty(block.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+            staged = torch.empty(block.shape, dtype=block.dtype, pin_memory=device.type == "cuda")
             store.read_frames(rows, staged.numpy())
             block.copy_(staged)
 
@@ -115,15 +135,18 @@ class _Buffers:
     def __init__(self) -> None:
         self._free: list[Array] = []
 
-    def take(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """An uninitialised tensor, uint8."""
-        size = math.prod(shape)
-        buffer = self._free.pop() if self._free else np.empty(size, np.uint8)
+    def take(self, shape: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor."""
+        size = math.prod(shape) * kind.itemsize
+        try:
+            buffer = self._free.pop()  # not looked at before: another thread may take it in between
+        except IndexError:
+            buffer = np.empty(size, np.uint8)
         if len(buffer) < size:
             buffer = np.empty(size, np.uint8)
         lent = buffer[:size]  # the tensor holds on to this very object: its end is the end of the loan
         weakref.finalize(lent, self._free.append, buffer).atexit = False
-        return torch.from_numpy(lent).view(shape)
+        return torch.from_numpy(lent).view(kind).view(shape)
 
 
 FrameSource = DiskFrames | RamFrames | DeviceFrames
@@ -133,13 +156,13 @@ Cache = Literal["auto", "memory", "ram", "disk"]
 
 
 def open_frames(
-    store: EpisodeStore, cache: Cache = "auto", threads: int = 2, device: torch.device | str = "cpu"
+    store: FrameFile, cache: Cache = "auto", threads: int = 2, device: torch.device | str = "cpu"
 ) -> FrameSource:
-    """The frames of a dataset, decoded on ``device`` or else in memory where they fit, otherwise on disk."""
+    """The frames of a file, decoded on ``device`` or else in memory where they fit, otherwise on disk."""
     pinned = torch.device(device).type == "cuda"
     if cache == "disk":
         return DiskFrames(store, threads, "as asked for", pinned)
-    needed = store.num_frames * store.resolution**2 * 3
+    needed = store.num_frames * _frame_bytes(store)
     for place in map(torch.device, ("cpu",) if cache == "ram" else (device, "cpu")):
         budget = int(_free_bytes(place) * SHARES[cache])
         sizes = f"{needed / 2**20:.1f} MiB, the budget is {budget / 2**20:.1f} MiB"

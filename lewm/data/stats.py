@@ -57,14 +57,3 @@ def spread_frames(store: EpisodeStore, episodes: Array, count: int) -> Array:
     if len(rows) == 0:
         raise DataError(f"{store.path}: the episodes for training have no frames. Collect more of them.")
     return store.read_frames(rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(np.int64)])
-
-
-def changed_patches(frames: Array, empty: Array, patch_size: int, threshold: float = 1.0) -> Array:
-    """How many patches of each frame are not background: uint8 (N, R, R, 3), (R, R, 3) -> int (N,).
-
-    A patch counts if its pixels differ from the background's by more than ``threshold`` grey levels on average.
-    """
-    side = empty.shape[0] // patch_size
-    difference = np.abs(frames - empty.astype(np.int16))
-    patches = difference.reshape(len(frames), side, patch_size, side, patch_size, 3).mean((2, 4, 5))
-    return (patches > threshold).sum((1, 2))

@@ -26,10 +26,10 @@ which the compressor adapts).
 from __future__ import annotations
 
 import contextlib
-import errno
+import functools
+import hashlib
 import importlib
 import os
-import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,13 +38,16 @@ from typing import Any
 import h5py
 import numpy as np
 
-from lewm.data.chunks import ChunkError, FrameChunks, filters_of, write_frame, write_stored
-from lewm.errors import DataError, FileError
+from lewm.data.chunks import ChunkError, FrameChunks, chunk_sizes, filters_of, write_frame, write_stored
+from lewm.errors import DataError
+from lewm.files import completing
 from lewm.types import Array
 from lewm.version import __version__
 
 FORMAT = "lewm-episodes"
 FORMAT_VERSION = 2  # 1: every row has a frame, no column is called success
+
+DIGESTED_FRAMES = 64
 
 # Besides pixels: what the store itself writes. The rest is the collector's.
 NUMBERING = ("episode_idx", "step_idx", "frame_row", "ep_len", "ep_offset")
@@ -64,6 +67,8 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
     between two of them.
     """
 
+    noun, frame_type = "frames", np.dtype(np.uint8)
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         # HDF5 is not thread-safe: every access through it needs this lock. Compressed frames are read past it.
@@ -73,9 +78,11 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
             self.attributes = self._checked_attributes()
             self._pixels = self._checked_pixels()
             self.num_frames, self.resolution = self._pixels.shape[:2]
+            self.frame_shape: tuple[int, ...] = (self.resolution, self.resolution, 3)
             self.num_rows = len(self._column("action")) if "frame_row" in self._file else self.num_frames
             self.frame_rows, self.frame_stride = self._checked_frame_rows()
             self.lengths, self.offsets = self._checked_episodes()
+            self._check_spacing()
             self.actions = self._checked_actions()
             self.columns = self._checked_columns()
             self._chunks = FrameChunks(self._pixels) if FrameChunks.fits(self._pixels) else None
@@ -115,7 +122,7 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         Threads may share it: compressed frames are fetched and inflated without a lock.
         """
         if out is None:
-            out = np.empty((len(rows), self.resolution, self.resolution, 3), np.uint8)
+            out = np.empty((len(rows), *self.frame_shape), np.uint8)
         frames = self.frames_at(rows)
         try:
             if self._chunks:
@@ -135,6 +142,21 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
                     place[:] = self._pixels[frame]
             except (OSError, RuntimeError, ValueError) as error:
                 raise ChunkError(frame, str(error)) from error
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of what tells this dataset from any other, in seconds even for a million frames.
+
+        That is the lengths of its episodes, their actions, the rows and the size of its frames, how many bytes each
+        chunk of them takes in the file, and the pixels of at most ``DIGESTED_FRAMES``, evenly spaced.
+        """
+        content = hashlib.sha256()
+        chosen = self.frame_rows[np.linspace(0, self.num_frames - 1, min(DIGESTED_FRAMES, self.num_frames)).astype(int)]
+        sizes = self._chunks.sizes if self._chunks else chunk_sizes(self._pixels)
+        parts = (self.lengths, self.actions, self.frame_rows, sizes, self.read_frames(chosen))
+        for part in parts:
+            content.update(f"{part.dtype} {part.shape}".encode() + part.tobytes())
+        return content.hexdigest()
 
     def check_environment(self, gym_id: str, action_dim: int) -> None:
         """Refuse data of another environment, or whose actions have another size."""
@@ -193,6 +215,13 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         self._require(tiled, f"is damaged: ep_len and ep_offset must tile the {self.num_rows} rows. Make it again.")
         return lengths, offsets
 
+    def _check_spacing(self) -> None:
+        """Frames of an episode lie ``frame_stride`` rows apart, as its attribute says."""
+        episodes = np.searchsorted(self.offsets, self.frame_rows, side="right")
+        uneven = (np.diff(self.frame_rows) != self.frame_stride) & (np.diff(episodes) == 0)
+        row = self.frame_rows[np.argmax(uneven)] if uneven.any() else None
+        self._require(row is None, f"is damaged: after row {row}, the next frame is not {self.frame_stride} rows on.")
+
     def _checked_actions(self) -> Array:
         """All actions, float32 (N, action_dim); only the last row of an episode may be without one."""
         column = self._column("action")
@@ -222,7 +251,7 @@ def write_episodes(path: str | Path, episodes: Iterable[Columns], attributes: At
     here. One that has the frames of some steps only says which: ``frame_step`` int (F,), increasing, for pixels
     (F, R, R, 3); ``attributes`` then name the ``frame_stride``. They are the root's, besides format and version.
     """
-    with _atomic_file(Path(path)) as file:
+    with _new_file(Path(path)) as file:
         small, lengths, frame_rows, rows = list[Columns](), list[int](), list[Array](), 0
         for episode in episodes:
             columns = {name: column for name, column in episode.items() if name not in ("pixels", "frame_step")}
@@ -246,7 +275,7 @@ def merge_files(parts: Sequence[str | Path], path: str | Path, attributes: Attri
 
     One part is looked at at a time, so neither their number nor their size is limited by memory or open files.
     """
-    with _atomic_file(Path(path)) as file:
+    with _new_file(Path(path)) as file:
         lengths, frame_rows, columns = list[int](), list[Array](), dict[str, h5py.Dataset]()
         for part in parts:  # first all numbering, so that every column can be made in its final size
             with EpisodeStore(part) as store:
@@ -288,37 +317,31 @@ def _append_stored_frames(file: h5py.File, store: EpisodeStore) -> None:
 
 
 @contextlib.contextmanager
-def _atomic_file(path: Path) -> Iterator[h5py.File]:
+def _new_file(path: Path) -> Iterator[h5py.File]:
     """A new HDF5 file that takes its name only when it is complete and on disk; no trace of it otherwise."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with completing(path) as temporary:
         file = h5py.File(temporary, "w")
         try:
             yield file
             file.flush()
-        except BaseException:
-            # HDF5 cannot give up a file: it writes what it holds on closing, and crashes at exit if it could not.
-            # So the rest of this one goes where there is always room; that it is no proper file is expected.
-            with Path(os.devnull).open("wb") as nowhere:
-                os.dup2(nowhere.fileno(), file.id.get_vfd_handle())
-            with contextlib.suppress(OSError, RuntimeError):
-                file.close()
+            file.close()
+        except BaseException as error:
+            _give_up(file)
+            if isinstance(error, RuntimeError):  # how HDF5 reports a write that fails on closing
+                raise OSError(str(error)) from error
             raise
+
+
+def _give_up(file: h5py.File) -> None:
+    """Close a file that could not be written, or is not to be."""
+    if not file:  # it is closed
+        return
+    # HDF5 writes what it holds on closing, and crashes at exit if it could not. So the rest of this file goes where
+    # there is always room; that it is no proper file is expected.
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), file.id.get_vfd_handle())
+    with contextlib.suppress(OSError, RuntimeError):
         file.close()
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # the first error is the one to report
-            temporary.unlink(missing_ok=True)
-        # HDF5 reports a failed write as OSError, or as RuntimeError when the write happens on closing.
-        if not isinstance(error, OSError | RuntimeError):
-            raise
-        is_full = os.strerror(errno.ENOSPC) in str(error)
-        room = f"; {shutil.disk_usage(path.parent).free / 2**20:.0f} MiB are free there" if is_full else ""
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-        raise FileError(f"{path} cannot be written ({reason}){room}. Make room, or choose another place.") from error
 
 
 def _grow_pixels(file: h5py.File, count: int, resolution: int) -> tuple[h5py.Dataset, int]:

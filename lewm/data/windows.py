@@ -6,51 +6,67 @@ The alignment, drawn once. Row t of an episode holds frame o_t and the action a_
     frame    o_0   o_1   o_2   o_3   ...  o_L-2   o_L-1
     action   a_0   a_1   a_2   a_3   ...  a_L-2    NaN        o_t, a_t -> o_t+1
 
-A window takes T = history + 1 frames, K = frame_skip rows apart, and the K actions from each one on. It
-covers T*K consecutive rows of one episode; here K = 5, T = 4, from row s:
+A window takes T frames, K = frame_skip rows apart, and the K actions from each one on. It covers T*K
+consecutive rows of one episode; here K = 5, T = 4, from row s:
 
     frame      o_s  --------->  o_s+5  --------->  o_s+10  --------->  o_s+15  ------> beyond the window
     block    a_s..a_s+4      a_s+5..a_s+9      a_s+10..a_s+14      a_s+15..a_s+19
 
-Block i leads from frame i to frame i+1. An episode's NaN can only be the last action of the last block,
-whose prediction no loss reads; it is replaced by 0 so that it cannot poison a batch.
+Block i leads from frame i to frame i+1. An episode's NaN can only be the last action of the last block. A method
+that predicts frames reads no action of that block: there NaN becomes 0, so that it cannot poison a batch. For one that
+does read it (``Inputs.last_block``), such windows are left out.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from lewm.data.frames import FrameSource
+from lewm.data.goals import Goals
 from lewm.data.store import EpisodeStore
-from lewm.errors import DataError
+from lewm.errors import ConfigError, DataError
 from lewm.rng import stream
-from lewm.types import Array, Batch
+from lewm.types import Array, Batch, Inputs
 
 SPLIT_SEED = 3072  # decides which episodes are held out
 
 
-class Windows:
-    """Every window of the episodes ``ids``, int (E,), in the order of their rows; ``skipped`` are too short for one."""
+class Source(Protocol):
+    """Where a batch's frames, or features of them, come from: see ``lewm.data.frames`` and ``lewm.data.features``."""
 
-    def __init__(self, store: EpisodeStore, frames: FrameSource, ids: Array, history: int, frame_skip: int) -> None:
-        if frame_skip % store.frame_stride:
-            wanted = f"has one frame in {store.frame_stride} rows, so frame_skip must be a multiple of that"
-            raise DataError(
-                f"{store.path} {wanted}, got {frame_skip}. Change it, or collect with another frame stride."
-            )
-        self._frames = frames
-        self._steps = np.arange((history + 1) * frame_skip).reshape(history + 1, frame_skip)
-        starts = [_window_starts(store, episode, self._steps) for episode in ids.tolist()]
+    def gather(self, rows: Array) -> torch.Tensor:
+        """Those of rows int (B, T): (B, T, ...)."""
+        ...
+
+
+class Windows:
+    """Every window of the episodes ``ids``, int (E,), in the order of their rows; ``skipped`` are too short for one.
+
+    inputs: what a window holds.  frames: where pixels come from, or features if ``inputs`` names an encoder; None: no
+    batch is asked for, or none that shows anything.
+    """
+
+    def __init__(self, store: EpisodeStore, frames: Source | None, ids: Array, inputs: Inputs) -> None:
+        _check_inputs(inputs, store)
+        self._inputs, self._frames = inputs, frames
+        self._steps = np.arange(inputs.frames * inputs.frame_skip).reshape(inputs.frames, inputs.frame_skip)
+        starts = [_window_starts(store, episode, self._steps.size) for episode in ids.tolist()]
+        if inputs.last_block:
+            acts = np.isfinite(store.actions).all(axis=1)
+            starts = [first[acts[first + self._steps[-1, -1]]] for first in starts]
         self._starts = np.concatenate([*starts, np.zeros(0, np.int64)])
         if not len(self._starts):
-            problem = f"a window needs {self._steps.size} rows, but the longest of {len(ids)} episodes has"
+            rows = f"{self._steps.size} rows{', each with an action' if inputs.last_block else ''}"
             longest = store.lengths[ids].max(initial=0)
-            raise DataError(f"{store.path}: {problem} {longest}. Use a smaller history or frame_skip.")
+            problem = f"a window needs {rows}, but the longest of {len(ids)} episodes has {longest}"
+            raise DataError(f"{store.path}: {problem}. Use a smaller history or frame_skip.")
         self.skipped = sum(len(episode) == 0 for episode in starts)
         self._actions = np.where(np.isfinite(store.actions), store.actions, np.float32(0))
+        self._proprio = _read_proprio(store) if inputs.proprio else None
+        self._goals = Goals(store, ids, inputs)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -59,22 +75,75 @@ class Windows:
         """Rows of the dataset that windows (B,) cover, int (B, T, K); frames are those at K = 0."""
         return self._starts[indices][:, None, None] + self._steps
 
-    def batch(self, indices: Array) -> Batch:
-        """Windows (B,): pixels uint8 (B, T, R, R, 3) and raw actions float32 (B, T, K, action_dim), on one device."""
-        rows = self.rows(indices)
-        pixels = self._frames.gather(rows[:, :, 0])
-        return Batch(pixels=pixels, actions=torch.from_numpy(self._actions[rows]).to(pixels.device))
+    def batch(self, indices: Array, key: tuple[int, ...] = (), part: slice = slice(None)) -> Batch:
+        """``part`` of the batch of windows ``indices``, int (B,), with what ``inputs`` asks for, on one device.
+
+        key: of the batch, of which everything random in it is a pure function; whoever asks for which part of it.
+        """
+        rows = self.rows(indices[part])
+        shown = self._gather(rows[:, :, 0])
+        device = torch.device("cpu") if shown is None else shown.device
+
+        def on_device(array: Array) -> torch.Tensor:
+            return torch.from_numpy(array).to(device)
+
+        goals, steps = {}, {}
+        anchors = self._starts[indices] + self._steps[self._inputs.anchor, 0]
+        for name, (goal_rows, ahead) in self._goals.draw(anchors, key).items():
+            frames = self._gather(goal_rows[part, None])
+            assert frames is not None  # where nothing is shown, goals are refused
+            goals[name], steps[name] = frames[:, 0], on_device(ahead[part])
+        return Batch(
+            actions=on_device(self._actions[rows]),
+            pixels=shown if self._inputs.features is None else None,
+            features=None if self._inputs.features is None else shown,
+            proprio=None if self._proprio is None else on_device(self._proprio[rows[:, :, 0]]),
+            goals=goals,
+            steps=steps,
+        )
+
+    def _gather(self, rows: Array) -> torch.Tensor | None:
+        """Pixels or features of rows int (B, T); None where the method reads neither."""
+        if not _shows(self._inputs):
+            return None
+        assert self._frames is not None
+        return self._frames.gather(rows)
 
 
-def _window_starts(store: EpisodeStore, episode: int, steps: Array) -> Array:
-    """First rows of an episode's windows of ``steps`` (T, K), int64: those that have all frames that they need."""
-    first = store.offsets[episode]
-    starts = np.arange(first, first + max(store.lengths[episode] - steps.size + 1, 0))
-    if store.frame_stride == 1:
-        return starts
-    begin, end = np.searchsorted(store.frame_rows, (first, first + store.lengths[episode]))
-    has_frames = np.isin(starts[:, None] + steps[:, 0], store.frame_rows[begin:end])
-    return starts[has_frames.all(axis=1)]
+def _shows(inputs: Inputs) -> bool:
+    return inputs.features is not None or inputs.image_size is not None
+
+
+def _check_inputs(inputs: Inputs, store: EpisodeStore) -> None:
+    """Refuse inputs that do not fit a dataset, or themselves."""
+    if inputs.frame_skip % store.frame_stride:
+        wanted = f"has one frame in {store.frame_stride} rows, so frame_skip must be a multiple of that"
+        remedy = "Change it, or collect with another frame stride"
+        raise DataError(f"{store.path} {wanted}, got {inputs.frame_skip}. {remedy}.")
+    if not -inputs.frames <= inputs.anchor < inputs.frames:
+        raise ConfigError(f"The anchor must be one of a window's {inputs.frames} frames, got {inputs.anchor}.")
+    if inputs.goals and not _shows(inputs):
+        raise ConfigError(f"The goals {', '.join(inputs.goals)} are frames, but the method asks for no pixels.")
+
+
+def _read_proprio(store: EpisodeStore) -> Array:
+    """What the agent senses of itself at every row, float32 (N, P)."""
+    if "proprio" not in store.columns:
+        problem = f"has no column 'proprio', which the method reads, only {', '.join(store.columns)}"
+        raise DataError(f"{store.path} {problem}. Choose other data.")
+    proprio = store.read_column("proprio").reshape(store.num_rows, -1).astype(np.float32)
+    missing = ~np.isfinite(proprio[store.frame_rows]).all(axis=1)
+    if missing.any():
+        row = store.frame_rows[np.argmax(missing)]
+        raise DataError(f"{store.path} has no finite proprio at row {row}. Repair it, or drop its episode.")
+    return proprio
+
+
+def _window_starts(store: EpisodeStore, episode: int, size: int) -> Array:
+    """First rows of an episode's windows of ``size`` rows, int64: wherever a frame is, the others that it needs are."""
+    begin, end = store.offsets[episode], store.offsets[episode] + store.lengths[episode]
+    first, last = np.searchsorted(store.frame_rows, (begin, end - size + 1))
+    return store.frame_rows[first:last]
 
 
 def split_episodes(num_episodes: int, val_fraction: float) -> tuple[Array, Array]:

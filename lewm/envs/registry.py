@@ -9,10 +9,7 @@ what they register is known to every command and its processes.
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -21,6 +18,7 @@ import numpy as np
 from lewm.envs.base import ObsType, WorldEnv
 from lewm.errors import EnvError, unknown_name
 from lewm.types import Demonstration
+from lewm.user_modules import import_user_modules
 
 if TYPE_CHECKING:
     from lewm.envs.base import Expert
@@ -67,34 +65,18 @@ def register_env(entry: EnvEntry) -> None:
 
 def env_names() -> tuple[str, ...]:
     """The names of all environments, in alphabetical order."""
-    _import_user_modules()
+    import_user_modules(USER_MODULES, EnvError)
     return tuple(sorted(_ENTRIES))
 
 
 def env_entry(name: str) -> EnvEntry:
     """The entry of an environment, by its name ("tworoom") or Gymnasium id ("lewm/TwoRoom-v0")."""
-    _import_user_modules()
+    import_user_modules(USER_MODULES, EnvError)
     for entry in _ENTRIES.values():
         if name in (entry.name, entry.gym_id):
             return entry
     own = f"One of your own has to be registered by a module that {USER_MODULES} names."
     raise EnvError(f"{unknown_name('environment', name, _ENTRIES)} {own}")
-
-
-def _import_user_modules() -> None:
-    """Import the modules of ``LEWM_ENVS`` that are not imported yet, from wherever Python or the user is."""
-    for module in filter(None, map(str.strip, os.environ.get(USER_MODULES, "").split(","))):
-        if module in sys.modules:
-            continue
-        if str(Path.cwd()) not in sys.path:
-            sys.path.append(str(Path.cwd()))  # as `python -m` has it; last, so that it hides nothing
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):  # it is there, and lacks something else
-                raise
-            problem = f"{USER_MODULES} names the module {module!r}, which Python cannot find"
-            raise EnvError(f"{problem}. Run from its folder, or add that to PYTHONPATH.") from error
 
 
 def make_env(name: str, resolution: int = 224, obs_type: ObsType = "state") -> WorldEnv:

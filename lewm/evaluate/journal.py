@@ -8,8 +8,8 @@ only.
 
 from __future__ import annotations
 
-import fcntl
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lewm.errors import DataError
+from lewm.errors import FileError
 from lewm.files import disk_errors
-from lewm.types import Plan
-
-# Of a plan: the index of its pair, and how many plans its episode had before.
-Place = tuple[int, int]
+from lewm.plan.inputs import Place
+from lewm.types import Array, Plan
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,23 @@ class Note:
 
     def to_list(self) -> list[Any]:
         """As plain JSON values, from which ``from_list`` makes the same to the last digit."""
-        return [self.plan.actions.tolist(), self.plan.cost, self.plan.distances.tolist(), self.seconds]
+        return [self.plan.actions.tolist(), finite(self.plan.cost), _finite(self.plan.distances), self.seconds]
 
     @staticmethod
     def from_list(values: list[Any]) -> Note:
         """The note that ``to_list`` wrote."""
         actions, cost, distances, seconds = values
-        return Note(Plan(np.array(actions, np.float32), cost, np.array(distances, np.float32)), seconds)
+        plan = Plan(np.array(actions, np.float32), math.nan if cost is None else cost, np.array(distances, np.float32))
+        return Note(plan, seconds)
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON can have it: what is not finite becomes null."""
+    return value if math.isfinite(value) else None
+
+
+def _finite(values: Array) -> list[float | None]:
+    return [finite(value) for value in values.tolist()]
 
 
 class Notes:
@@ -62,15 +70,14 @@ class Notes:
 
 
 class Journal(Notes):
-    """Notes that outlive the process, as far as they answer ``question``, plain JSON values.
+    """Notes that outlive the process, of ``question``, plain JSON values. It is for the caller to be the only writer.
 
-    Nothing is written before the first plan is added: a command that is refused leaves the notes of others alone.
-    forgets: whether the file holds another question's notes, which are then lost.
+    Nothing is written before the first plan is added: a command that is refused leaves no trace.
     """
 
-    def __init__(self, path: Path, question: dict[str, Any]) -> None:
+    def __init__(self, path: Path, question: Mapping[str, Any]) -> None:
         super().__init__()
-        self.path, self.forgets = path, False
+        self.path = path
         self._question, self._valid_bytes = _line(question), 0
         self._file: BinaryIO | None = None
         if path.is_file():
@@ -78,9 +85,12 @@ class Journal(Notes):
 
     def _read(self) -> None:
         with disk_errors(self.path), self.path.open("rb") as file:
-            if file.readline() != self._question:
-                self.forgets = True
+            first = file.readline()
+            if not first.endswith(b"\n") and self._question.startswith(first):  # killed at its first word
                 return
+            if first != self._question:
+                remedy = "Finish that one with its own command or remove the file, or name other results with --out"
+                raise FileError(f"{self.path} has notes of another evaluation that was interrupted. {remedy}.")
             self._valid_bytes = file.tell()
             for line in file:
                 if not line.endswith(b"\n"):  # the last words of a process that was killed
@@ -101,18 +111,9 @@ class Journal(Notes):
             file.flush()
 
     def _begin(self) -> BinaryIO:
-        """Open the file behind what was read of it. The kernel frees it when this process dies, however it dies."""
+        """Open the file behind what was read of it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = file.tell() < self._valid_bytes  # it has been removed since it was read
-        except BlockingIOError:
-            taken = True
-        if taken:
-            file.close()
-            remedy = "Wait for it, or name other results with --out"
-            raise DataError(f"Another evaluation is writing {self.path}. {remedy}.")
         file.truncate(self._valid_bytes)
         if not self._valid_bytes:
             file.write(self._question)
@@ -130,4 +131,4 @@ class Journal(Notes):
 
 
 def _line(values: Any) -> bytes:
-    return json.dumps(values).encode() + b"\n"
+    return json.dumps(values, allow_nan=False).encode() + b"\n"

@@ -14,16 +14,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from lewm.data.collect import HELD_OUT_SEED, generate_episode
-from lewm.data.demonstrations import demonstrations_digest
+from lewm.data.formats.demonstrations import demonstrations_digest
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.envs.registry import EnvEntry, env_entry, make_env
 from lewm.errors import ConfigError, unknown_name
 from lewm.files import completing
 from lewm.rng import stream
 from lewm.types import Array, Demonstration, EpisodeSpec
 
+Replayed: TypeAlias = "Sequence[Demonstration] | None"  # None: experts act by themselves
 # What the packaged manifests are called, and how the names of their files end.
 PACKAGED = {"paper": "", "strict": "_strict"}
 # Pairs to choose settings on are cut from this held-out episode on: the frozen ones stop before the 300th.
@@ -84,7 +85,7 @@ def build_manifest(
     goal_offset: int,
     path: Path,
     unsolved_only: bool = False,
-    demonstrations: Sequence[Demonstration] | None = None,
+    demonstrations: Replayed = None,
     first_episode: int = 0,
 ) -> Manifest:
     """Cut one pair from each of ``count`` held-out expert episodes, and write them to ``path``.
@@ -113,11 +114,7 @@ def build_manifest(
 
 
 def _held_out_pairs(
-    env_name: str,
-    goal_offset: int,
-    unsolved_only: bool,
-    demonstrations: Sequence[Demonstration] | None,
-    first_episode: int,
+    env_name: str, goal_offset: int, unsolved_only: bool, demonstrations: Replayed, first_episode: int
 ) -> Iterator[tuple[Array, Array]]:
     """Starts and goals, (state_dim,) each, of the held-out episodes that are long enough, one after the other."""
     fruitless, longest = 0, 0

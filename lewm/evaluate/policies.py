@@ -1,122 +1,88 @@
-"""Episodes as policies see them, and the policies: planning with a world model, and acting at random."""
+"""What evaluation adds to an agent: plans that are noted; and acting at random, the floor under every figure."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
+from lewm.evaluate.episodes import Episode
 from lewm.evaluate.journal import Note, Notes
-from lewm.evaluate.worlds import Happened, Opening
-from lewm.plan.mpc import Memory, Planner, Request
-from lewm.plan.schedule import Turn, next_turn
-from lewm.rng import derive_seed, stream
-from lewm.types import Array, EpisodeResult, EpisodeSpec, Plan
+from lewm.plan.agent import Agent
+from lewm.plan.inputs import Request
+from lewm.plan.policy import PlanMaker
+from lewm.rng import stream
+from lewm.types import Array, Plan
 
-# Second element of the keys below: what a random stream is for.
-_PLANNING, _RANDOM_POLICY = 1, 2
-
-
-class Episode:
-    """The record of one episode in progress; its environment may live in another process."""
-
-    def __init__(self, number: int, spec: EpisodeSpec, opening: Opening, history: int, frame_skip: int) -> None:
-        self.number, self.spec, self.opening, self.frame_skip = number, spec, opening, frame_skip
-        self.memory = Memory(opening.frame, max(1, history))
-        self.states = [opening.state]
-        self.reached: list[bool] = []
-        self.plans: list[Plan] = []
-        self.last_executed = 0
-
-    @property
-    def steps(self) -> int:
-        """Primitive actions executed so far."""
-        return len(self.reached)
-
-    def add(self, happened: Happened) -> None:
-        """Write down what the last actions did."""
-        self.last_executed = len(happened.states)
-        self.states.extend(happened.states)
-        self.reached.extend(happened.reached)
-        for block, frame in zip(happened.blocks, happened.frames, strict=True):
-            self.memory.add(block, frame)
-
-    def result(self) -> EpisodeResult:
-        """What happened so far."""
-        return EpisodeResult(
-            self.spec.index,
-            np.array(self.spec.goal),
-            self.opening.solved,
-            np.array(self.reached),
-            np.stack(self.states),
-            tuple(self.plans),
-        )
+_RANDOM_POLICY = 2  # second element of a random stream's key; ``lewm.plan.policy`` has the first
+RANDOM_BLOCK = 5  # actions that are drawn together
 
 
-class Policy(Protocol):
-    """Chooses what to execute next in each of several episodes. history: the frames it looks at, 0: none."""
+class AgentPolicy:
+    """An agent in the worlds of an evaluation."""
 
-    history: int
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.history, self.frame_skip = agent.policy.history, agent.policy.frame_skip
+        self.image_size = agent.policy.image_size
+
+    def begin(self, episodes: Sequence[Episode]) -> None:
+        openings = [episode.opening for episode in episodes]
+        numbers = [episode.spec.index for episode in episodes]
+        self.agent.reset(np.stack([opening.goal_image for opening in openings]), numbers)
+        for episode in episodes:
+            self.agent.observe(episode.number, episode.opening.frame[None])
 
     def decide(self, episodes: Sequence[Episode]) -> list[Array]:
-        """Raw actions (n*K, action_dim) for each episode."""
-        ...
-
-
-class PlanningPolicy:
-    """Model-predictive control with a world model.
-
-    notes: the plans that it has made, and those that it need not make again.
-    """
-
-    def __init__(self, planner: Planner, seed: int, notes: Notes | None = None) -> None:
-        self.planner, self.seed = planner, seed
-        self.history = planner.model.history
-        self.notes = notes or Notes()
-
-    @property
-    def plan_seconds(self) -> list[float]:
-        """The time each plan took; where several were made together, their share of it."""
-        return self.notes.seconds
-
-    def decide(self, episodes: Sequence[Episode]) -> list[Array]:
-        turns = [next_turn(self.planner.config, e.steps // e.frame_skip) for e in episodes]
-        places = [(episode.spec.index, len(episode.plans)) for episode in episodes]
-        missing = [i for i, place in enumerate(places) if place not in self.notes.by_place]
-        if missing:
-            started = time.perf_counter()
-            plans = self.planner.plan_many([self._request(episodes[i], turns[i]) for i in missing])
-            seconds = (time.perf_counter() - started) / len(plans)
-            self.notes.add({places[i]: Note(plan, seconds) for i, plan in zip(missing, plans, strict=True)})
-        actions = []
-        for episode, turn, place in zip(episodes, turns, places, strict=True):
-            plan = self.notes.by_place[place].plan
-            episode.plans.append(plan)
-            actions.append(plan.actions[: turn.execute * episode.frame_skip])
+        for episode in episodes:
+            if happened := episode.happened:
+                blocks = happened.executed.reshape(-1, self.frame_skip, self.agent.policy.action_dim)
+                self.agent.observe(episode.number, happened.frames, blocks)
+        actions = self.agent.decide([episode.number for episode in episodes])
+        for episode in episodes:
+            if plan := self.agent.plan_of(episode.number):
+                episode.plans.append(plan)
         return actions
 
-    def _request(self, episode: Episode, turn: Turn) -> Request:
-        key = derive_seed(self.seed, _PLANNING, episode.spec.index, len(episode.plans))
-        start = None
-        if self.planner.config.warm_start and episode.plans:
-            start = episode.plans[-1].actions[episode.last_executed :]
-        return Request(episode.memory.context(), episode.opening.goal_image, key, turn.horizon, start)
+
+class NotedPlanner:
+    """A planner that makes no plan twice. notes: the plans that it has made, and those that it need not make again."""
+
+    def __init__(self, planner: PlanMaker, notes: Notes) -> None:
+        self.planner, self.notes = planner, notes
+        self.model, self.config = planner.model, planner.config
+
+    @property
+    def batch_size(self) -> int:
+        return self.planner.batch_size
+
+    def plan_many(self, requests: Sequence[Request]) -> list[Plan]:
+        """The plans of these requests, by their places. Those that are made together share their time equally."""
+        if missing := [request for request in requests if request.place not in self.notes.by_place]:
+            started = time.perf_counter()
+            plans = self.planner.plan_many(missing)
+            seconds = (time.perf_counter() - started) / len(plans)
+            made = zip(missing, plans, strict=True)
+            self.notes.add({request.place: Note(plan, seconds) for request, plan in made})
+        return [self.notes.by_place[request.place].plan for request in requests]
 
 
 class RandomPolicy:
-    """Uniform actions: the floor that any method has to leave behind."""
+    """Uniform actions. It looks at nothing, and draws blocks of its own size, whatever it is compared with."""
 
-    history = 0
+    history, frame_skip, image_size = 0, RANDOM_BLOCK, 8
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+
+    def begin(self, episodes: Sequence[Episode]) -> None:
+        """It remembers nothing."""
 
     def decide(self, episodes: Sequence[Episode]) -> list[Array]:
         actions = []
         for episode in episodes:
             rng = stream(self.seed, _RANDOM_POLICY, episode.spec.index, episode.steps)
             low, high = episode.opening.low, episode.opening.high
-            actions.append(rng.uniform(low, high, (episode.frame_skip, *low.shape)))
+            actions.append(rng.uniform(low, high, (self.frame_skip, *low.shape)))
         return actions

@@ -24,13 +24,20 @@ from matplotlib.figure import Figure
 from lewm.checked import to_dict
 from lewm.envs.registry import env_entry
 from lewm.evaluate.animation import episodes_gif
-from lewm.evaluate.results import Evaluation
+from lewm.evaluate.results import LABELS, Evaluation
 from lewm.evaluate.stats import Rate
 from lewm.files import completing
-from lewm.types import HOLD_STEPS, EpisodeResult
+from lewm.types import HOLD_STEPS, EpisodeResult, Outcome
 from lewm.version import __version__
 
 SHOWN_EPISODES, SHOWN_PLANS = 8, 6
+# Measurement, title, what it means, and where a healthy model is.
+DIAGNOSTICS: list[tuple[str, str, str, float | None]] = [
+    ("loss", "Total loss", "What is minimised.", None),
+    ("embedding_std", "Embedding standard deviation", "Healthy near 1 (dashed); 0 is collapse.", 1),
+    ("effective_rank", "Effective rank", "Directions in which embeddings differ.", None),
+    ("straightness", "Straightness", "Cosine of successive latent steps; 1 is a straight path.", None),
+]
 
 # Colours that occur in no chart by chance; each gives way to a CSS variable of the page.
 _INK, _FAINT, _ACCENT, _SECOND, _GOOD, _BAD = (f"#01020{i}" for i in range(6))
@@ -68,7 +75,7 @@ def write_report(path: Path, evaluation: Evaluation, metrics: list[dict[str, Any
             environment=escape(entry.gym_id),
             description=escape(entry.description),
             success=f"{100 * success.value:.1f}",
-            bars="".join(_bar(label.capitalize(), rate) for label, rate in rates.items()),
+            bars="".join(_bar(LABELS[name].capitalize(), rate) for name, rate in rates.items()),
             pairs=success.total,
             goal_offset=evaluation.goal_offset,
             budget=config.eval.budget,
@@ -77,7 +84,7 @@ def write_report(path: Path, evaluation: Evaluation, metrics: list[dict[str, Any
             shown=f"{solved} of {success.successes} solved and {len(shown) - solved} of "
             f"{success.total - success.successes} failed episodes",
             plans=_plan_charts(shown),
-            curves=_curve_charts(metrics, config.model.embed_dim),
+            curves=_curve_charts(metrics),
             rows="".join(map(_outcome_row, evaluation.results, evaluation.random_results)),
             facts="".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in summary.items()),
             settings=escape(json.dumps(to_dict(config), indent=2)),
@@ -105,7 +112,7 @@ def _bar(label: str, rate: Rate) -> str:
 <small>{escape(str(rate))}</small>"""
 
 
-def _outcome_row(result: EpisodeResult, random: EpisodeResult) -> str:
+def _outcome_row(result: EpisodeResult, random: Outcome) -> str:
     """A row of the table: an episode, and what random actions did in it."""
     outcome = f'<span class="{"good" if result.success else "bad"}">{_outcome(result)}</span>'
     strict = {True: "yes", False: "no", None: "solved at the start"}[result.strict_success]
@@ -114,23 +121,20 @@ def _outcome_row(result: EpisodeResult, random: EpisodeResult) -> str:
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def _outcome(result: EpisodeResult) -> str:
-    steps = len(result.states) - 1
-    return f"solved at step {result.first_success}" if result.success else f"not reached in {steps} steps"
+def _outcome(result: Outcome) -> str:
+    return f"solved at step {result.first_success}" if result.success else f"not reached in {result.steps} steps"
 
 
-def _curve_charts(metrics: list[dict[str, Any]], embed_dim: int) -> str:
+def _curve_charts(metrics: list[dict[str, Any]]) -> str:
     """Learning curves: training and, where there is one, validation; a dashed line where a healthy model is."""
     if not metrics:
         return '<p class="note">There is no training record beside this model, so there are no curves to show.</p>'
-    charts = (
-        ("prediction_loss", "Prediction loss", "Squared error of the predicted next embedding.", None),
-        ("sigreg_loss", "SIGReg loss", "Distance of the embeddings from a standard Gaussian.", None),
-        ("loss", "Total loss", "Prediction plus weighted SIGReg: what is minimised.", None),
-        ("embedding_std", "Embedding standard deviation", "Healthy near 1 (dashed); 0 is collapse.", 1),
-        ("effective_rank", "Effective rank", f"Directions in use, of {embed_dim} (dashed).", embed_dim),
-        ("straightness", "Straightness", "Cosine of successive latent steps; 1 is a straight path.", None),
-    )
+    measured = dict.fromkeys(name for row in metrics for name in row)
+    terms = [name for name in measured if name.endswith("_loss") and not name.startswith("val/")]
+    charts: list[tuple[str, str, str, float | None]] = [
+        (name, f"{name.removesuffix('_loss')} loss".capitalize(), "A term of the loss.", None) for name in terms
+    ]
+    charts += [chart for chart in DIAGNOSTICS if chart[0] in measured]
     figures = []
     for key, title, note, target in charts:
         axes = Figure().subplots()
@@ -155,7 +159,8 @@ def _plan_charts(shown: Sequence[EpisodeResult]) -> str:
     planned = [result for result in shown if result.plans][:SHOWN_PLANS]
     if not planned:
         return '<p class="note">These episodes were run without plans, so there is nothing imagined to show.</p>'
-    top = 1.05 * max(float(np.max(plan.distances)) for result in planned for plan in result.plans)
+    distances = np.concatenate([plan.distances for result in planned for plan in result.plans])
+    top = 1.05 * float(np.max(distances, where=np.isfinite(distances), initial=0)) or 1.0
     figures = []
     for result in planned:
         axes = Figure().subplots()

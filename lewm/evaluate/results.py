@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
-import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
 from lewm import checkpoint
 from lewm.checked import to_dict
 from lewm.config import Config
 from lewm.envs.registry import env_entry
 from lewm.errors import DataError
+from lewm.evaluate.journal import finite
+from lewm.evaluate.question import Question, versions
 from lewm.evaluate.stats import Comparison, Rate
 from lewm.files import read_json, write_json
-from lewm.types import EpisodeResult
-from lewm.version import __version__
+from lewm.types import EpisodeResult, Outcome
 
+T = TypeVar("T")
 # The name of each protocol, and where an episode of the JSON file has its outcome.
 PROTOCOLS = {"paper": "success", "strict": "strict_success"}
+# The figures of an evaluation by name, the first the headline, and how people are told of them.
+LABELS = {
+    "policy": "policy",
+    "policy_strict": "policy, strict",
+    "random": "random policy",
+    "random_strict": "random policy, strict",
+    "solved_at_start": "already solved at the start",
+}
+# What files of earlier versions call them.
+_EARLIER = {label: name for name, label in LABELS.items()} | {
+    "planning with the world model": "policy",
+    "planning with the world model, strict": "policy_strict",
+}
+
+
+def by_name(figures: Mapping[str, T]) -> dict[str, T]:
+    """The figures of a file of this or an earlier version, by their names."""
+    return {_EARLIER.get(name, name): figure for name, figure in figures.items()}
+
+
+def read_rates(path: Path) -> dict[str, Rate]:
+    """The rates in a results file, by name."""
+    try:
+        rates = by_name(read_json(path)["rates"])
+        return {name: Rate(rates[name]["successes"], rates[name]["episodes"]) for name in LABELS}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
 
 
 @dataclass(frozen=True)
@@ -50,31 +78,31 @@ class Evaluation:
     config: Config
     goal_offset: int
     results: tuple[EpisodeResult, ...]
-    random_results: tuple[EpisodeResult, ...]
+    random_results: tuple[Outcome, ...]
     times: Times = field(default_factory=Times)
     device: str = "cpu"
 
     def rates(self) -> dict[str, Rate]:
-        """The figures of the final table, by their labels; the first is the headline."""
-        planned, random = self.results, self.random_results
+        """The figures of the final table, by their names (``LABELS``); the first is the headline."""
+        mine, random = self.results, self.random_results
         return {
-            "planning with the world model": Rate.of(result.success for result in planned),
-            "planning with the world model, strict": Rate.of(result.strict_success for result in planned),
-            "random policy": Rate.of(result.success for result in random),
-            "random policy, strict": Rate.of(result.strict_success for result in random),
-            "already solved at the start": Rate.of(result.solved_at_start for result in planned),
+            "policy": Rate.of(result.success for result in mine),
+            "policy_strict": Rate.of(result.strict_success for result in mine),
+            "random": Rate.of(result.success for result in random),
+            "random_strict": Rate.of(result.strict_success for result in random),
+            "solved_at_start": Rate.of(result.solved_at_start for result in mine),
         }
 
-    def save(self, path: Path, folder: Path | None = None) -> None:
-        """Write everything but the states as JSON, atomically. folder: of the model's files, if it has any."""
-        model = folder and {
-            "path": str(folder),
-            "weights_sha256": checkpoint.load_document(folder).get("weights_sha256"),
-        }
+    def save(self, path: Path, files: dict[str, Any] | None = None, question: Question | None = None) -> None:
+        """Write everything but the states as JSON, atomically. files: ``model_files`` of the model's, if it has any.
+
+        question: what was asked, if the file is to be known as its answer.
+        """
         document = {
+            "question": question and question.digest,
             "versions": versions(),
             "device": self.device,
-            "checkpoint": model,
+            "checkpoint": files,
             "environment": env_entry(self.config.env).gym_id,
             "goal_offset": self.goal_offset,
             "rates": {name: rate.to_dict() for name, rate in self.rates().items()},
@@ -85,13 +113,13 @@ class Evaluation:
         write_json(path, document)
 
 
-def versions() -> dict[str, str]:
-    """Of what results may depend on."""
-    known = {"lewm": __version__, "torch": torch.__version__, "numpy": np.__version__}
-    return known | {"python": platform.python_version()}
+def model_files(folder: Path) -> dict[str, Any]:
+    """Which files a model is from. To be asked before it is evaluated: a run that goes on removes checkpoints."""
+    files = checkpoint.load_document(folder)["files"]
+    return {"path": str(folder), "weights_sha256": files.get(checkpoint.WEIGHTS)}
 
 
-def _episode(result: EpisodeResult, random: EpisodeResult) -> dict[str, Any]:
+def _episode(result: EpisodeResult, random: Outcome) -> dict[str, Any]:
     return {
         "index": result.index,
         "start": result.states[0].tolist(),
@@ -102,7 +130,7 @@ def _episode(result: EpisodeResult, random: EpisodeResult) -> dict[str, Any]:
         "first_success": result.first_success,
         "random_policy_success": random.success,
         "random_policy_strict_success": random.strict_success,
-        "plan_costs": [plan.cost for plan in result.plans],
+        "plan_costs": [finite(plan.cost) for plan in result.plans],
     }
 
 

@@ -1,150 +1,70 @@
-"""Run a policy through evaluation episodes and record what happened.
-
-From each pair's start a policy has ``budget`` primitive actions, and uses them all: the strict protocol asks what it
-does after reaching the goal (docs/evaluation.md). Episodes advance in groups so that a planner can serve a group in one
-batch, but each draws from random streams of its own: its outcome does not depend on its companions.
-"""
+"""Evaluate a method on its environment's frozen pairs, beside the random policy."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import os
 import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
-import torch
-
-from lewm import checkpoint
-from lewm.checked import to_dict
 from lewm.config import Config
 from lewm.envs.registry import EnvEntry, env_entry
 from lewm.errors import PlanningError
-from lewm.evaluate.journal import Journal, Notes
+from lewm.evaluate.episodes import Task, run_episodes
+from lewm.evaluate.floor import random_outcomes
+from lewm.evaluate.journal import Notes
 from lewm.evaluate.manifest import load_manifest
-from lewm.evaluate.policies import Episode, PlanningPolicy, Policy, RandomPolicy
-from lewm.evaluate.results import Evaluation, Times, versions
-from lewm.evaluate.worker import ProcessWorlds
-from lewm.evaluate.worlds import LocalWorlds, Order, Setting, Worlds
-from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Planner
-from lewm.types import EpisodeResult, EpisodeSpec, ProgressCallback
-
-
-def run_episodes(
-    policy: Policy,
-    env_name: str,
-    specs: Sequence[EpisodeSpec],
-    *,
-    resolution: int,
-    frame_skip: int,
-    budget: int,
-    workers: int = 1,
-    group_size: int | None = None,
-    on_progress: ProgressCallback | None = None,
-) -> list[EpisodeResult]:
-    """Run every episode to the end of its budget; results in the order of ``specs``.
-
-    workers: processes that hold the environments, 1: this one.  group_size: episodes that are decided upon together,
-    None: all. While one group is decided upon, the worker processes execute what was decided for the others.
-    """
-    setting = Setting(env_entry(env_name), resolution, frame_skip, policy.history)
-    executing: deque[list[Episode]] = deque()
-    decided: list[int] = []  # actions
-
-    def decide(worlds: Worlds, group: Sequence[Episode]) -> None:
-        if active := [episode for episode in group if episode.steps < budget]:
-            actions = policy.decide(active)
-            orders = [Order(e.number, a, budget - e.steps) for e, a in zip(active, actions, strict=True)]
-            worlds.submit(orders)
-            executing.append(active)
-            decided.extend(min(len(order.actions), order.budget) for order in orders)
-            if (
-                on_progress
-            ):  # deciding is what takes the time, and the first decisions come before anything is collected
-                on_progress(sum(decided), budget * len(specs))
-
-    with contextlib.closing(_open_worlds(setting, specs, workers)) as worlds:
-        episodes = [
-            Episode(number, spec, opening, policy.history, frame_skip)
-            for number, (spec, opening) in enumerate(zip(specs, worlds.openings, strict=True))
-        ]
-        size = group_size or len(episodes)
-        for first in range(0, len(episodes), size):
-            decide(worlds, episodes[first : first + size])
-        while executing:
-            group = executing.popleft()
-            for episode, happened in zip(group, worlds.collect(), strict=True):
-                episode.add(happened)
-            decide(worlds, group)
-    return [episode.result() for episode in episodes]
+from lewm.evaluate.policies import AgentPolicy, NotedPlanner
+from lewm.evaluate.question import device_name
+from lewm.evaluate.results import Evaluation, Times
+from lewm.methods.base import Method
+from lewm.plan.agent import Agent
+from lewm.plan.policy import PlanningPolicy, policy_for
+from lewm.types import Actor, ProgressCallback, WorldModel
 
 
 def evaluate(
-    model: LeWM, config: Config, on_progress: ProgressCallback | None = None, notes: Notes | None = None
+    method: Method | WorldModel | Actor,
+    config: Config,
+    on_progress: ProgressCallback | None = None,
+    notes: Notes | None = None,
+    elsewhere: bool = False,
 ) -> Evaluation:
-    """Evaluate a model on its environment's manifest with the settings of ``config``.
+    """Evaluate a method on its environment's manifest with the settings of ``config``.
 
-    Uses config.env, .seed, .plan and .eval; frames are rendered at the model's resolution. What cannot work is refused
-    before anything starts. notes: what ``open_journal`` gives, for an evaluation that may be interrupted.
+    Uses config.env, .seed, .plan and .eval; frames are rendered at the method's resolution. What cannot work is refused
+    before anything starts. notes: plans that need not be made again, and where new ones go. elsewhere: whether
+    ``config.env`` may be another world than the one that the method was trained in.
     """
-    entry = env_entry(config.env)
-    _check_fit(model, config, entry)
+    entry, notes = env_entry(config.env), notes or Notes()
+    _check_world(method, entry, elsewhere)
     manifest = load_manifest(config.env, config.eval.manifest)
     specs = manifest.first(config.eval.episodes)
-    planner = Planner(model, config=config.plan)
-    policy = PlanningPolicy(planner, config.seed, notes)
-    shared = {
-        "resolution": model.image_size,
-        "frame_skip": model.frame_skip,
-        "budget": config.eval.budget,
-        "workers": _worker_count(config.eval.workers, entry, len(specs)),
-        "group_size": _group_size(planner.batch_size, entry, len(specs)),
-    }
-    known, earlier = len(policy.plan_seconds), sum(policy.plan_seconds)
+    agent = _agent(method, config, notes)
+    workers = _worker_count(config.eval.workers, entry, len(specs))
+    group_size = _group_size(agent.policy.batch_size, entry, len(specs))
+    task = Task(config.env, specs, config.eval.budget, workers, group_size)
+    known, earlier, started = len(notes.by_place), sum(notes.seconds), time.perf_counter()
 
     def report(done: int, total: int) -> None:
-        if on_progress and len(policy.plan_seconds) > known:  # what was known already would make time look short
+        if on_progress and (not known or len(notes.by_place) > known):  # known plans would make time look short
             on_progress(done, total)
 
-    started = time.perf_counter()
-    results = run_episodes(policy, config.env, specs, on_progress=report, **shared)
-    times = Times(earlier + time.perf_counter() - started, tuple(policy.plan_seconds))
-    random_results = run_episodes(RandomPolicy(config.seed), config.env, specs, **shared)
-    return Evaluation(config, manifest.goal_offset, tuple(results), tuple(random_results), times, _device_name(model))
+    results = run_episodes(AgentPolicy(agent), task, report)
+    times = Times(earlier + time.perf_counter() - started, tuple(notes.seconds))
+    floor = random_outcomes(task, config.seed)
+    return Evaluation(config, manifest.goal_offset, tuple(results), floor, times, device_name(method))
 
 
-def open_journal(out: Path, model: LeWM, config: Config) -> Journal:
-    """The notes of an evaluation whose results will be the file ``out``: OUT.partial, beside it.
-
-    Close it whatever happens, and remove it when ``out`` is written.
-    """
-    specs = load_manifest(config.env, config.eval.manifest).first(config.eval.episodes)
-    pairs = json.dumps([[spec.index, spec.start, spec.goal] for spec in specs])
-    weights = model.state_dict() | ({} if model.recorded_actions is None else {"recorded": model.recorded_actions})
-    question = {
-        "versions": versions(),
-        "device": _device_name(model),
-        "weights": checkpoint.weights_digest(weights),
-        "environment": env_entry(config.env).gym_id,
-        "pairs": hashlib.sha256(pairs.encode()).hexdigest(),
-        "seed": config.seed,
-        "plan": to_dict(config.plan),
-        "eval": to_dict(replace(config.eval, workers=0)),  # their number changes nothing
-    }
-    return Journal(out.with_name(f"{out.name}.partial"), question)
-
-
-def _device_name(model: LeWM) -> str:
-    return torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else str(model.device)
-
-
-def _open_worlds(setting: Setting, specs: Sequence[EpisodeSpec], workers: int) -> Worlds:
-    return LocalWorlds(setting, specs) if workers == 1 else ProcessWorlds(setting, specs, workers)
+def _agent(method: Method | WorldModel | Actor, config: Config, notes: Notes) -> Agent:
+    """The agent that is evaluated, whose plans are noted."""
+    policy = policy_for(method, config.plan)
+    if not isinstance(policy, PlanningPolicy):
+        return Agent(policy)
+    if config.plan.horizon * policy.frame_skip > config.eval.budget:
+        raise PlanningError(
+            f"A plan of {config.plan.horizon} blocks of {policy.frame_skip} steps does not fit into a budget of "
+            f"{config.eval.budget} steps. Lower plan.horizon or raise eval.budget."
+        )
+    return Agent(NotedPlanner(policy.planner, notes), seed=config.seed)
 
 
 def _worker_count(asked: int, entry: EnvEntry, episodes: int) -> int:
@@ -161,14 +81,15 @@ def _group_size(batch_size: int, entry: EnvEntry, episodes: int) -> int:
     return min(batch_size, -(-episodes // 2)) if entry.slow else batch_size
 
 
-def _check_fit(model: LeWM, config: Config, entry: EnvEntry) -> None:
-    if entry.action_dim != model.action_dim:
+def _check_world(method: Method | WorldModel | Actor, entry: EnvEntry, elsewhere: bool) -> None:
+    world = method.facts.environment if isinstance(method, Method) else None
+    if world is not None and not elsewhere and env_entry(world) != entry:
+        raise PlanningError(
+            f"The model was trained in {world}, and {entry.gym_id} is another world. Say so with elsewhere=True "
+            "(--env on the command line) if that is what you mean."
+        )
+    if entry.action_dim != method.action_dim:
         raise PlanningError(
             f"{entry.gym_id} has {entry.action_dim}-dimensional actions, but the model was trained with "
-            f"{model.action_dim}-dimensional ones. Choose the model's own environment with --env."
-        )
-    if config.plan.horizon * model.frame_skip > config.eval.budget:
-        raise PlanningError(
-            f"A plan of {config.plan.horizon} blocks of {model.frame_skip} steps does not fit into a budget of "
-            f"{config.eval.budget} steps. Lower plan.horizon or raise eval.budget."
+            f"{method.action_dim}-dimensional ones. Choose the model's own environment with --env."
         )

@@ -51,15 +51,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Happened:
-    """What n executed actions did: states (n, state_dim) and whether each counts as the goal, bool (n,).
+    """What n actions did: states (n, state_dim) and whether each counts as the goal, bool (n,).
 
-    blocks, frames: the last m <= history action blocks (m, K, action_dim), and the frames (m, R, R, 3) after them;
-    none at the end of the budget, where nobody looks any more.
+    executed: the actions themselves, (n, action_dim).  frames: (m, R, R, 3), after the last m <= history blocks of
+    them; none at the end of the budget, where nobody looks any more.
     """
 
     states: Array
     reached: Array
-    blocks: Array
+    executed: Array
     frames: Array
 
 
@@ -112,8 +112,7 @@ class World:
             reached.append(env.goal_reached())
             if done > first_seen and done % skip == 0:
                 frames.append(env.render())
-        blocks = actions[first_seen:].reshape(-1, skip, *actions.shape[1:])
-        return Happened(np.stack(states), np.array(reached), blocks, np.array(frames))
+        return Happened(np.stack(states), np.array(reached), actions, np.array(frames))
 
 
 class LocalWorlds:

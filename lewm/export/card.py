@@ -9,28 +9,25 @@ from typing import Any
 
 from lewm import checkpoint
 from lewm.config import SCHEDULES, Config, EvalConfig, PlanConfig
+from lewm.envs.registry import env_entry
 from lewm.errors import DataError
+from lewm.evaluate.results import by_name, read_rates
 from lewm.evaluate.stats import Rate
 from lewm.export.commands import asked_for, collect_command, eval_command, train_command
 from lewm.files import read_json
-from lewm.model.world_model import LeWM
-from lewm.retired import changed, read_config
+from lewm.methods.base import Method
+from lewm.presets import changed, read_config
 
 CARD = "README.md"
 # The lines of an evaluation's table, and the columns of the card's.
-RATES = {
-    "planning with the world model": "success",
-    "planning with the world model, strict": "strict success",
-    "random policy": "random",
-    "random policy, strict": "random, strict",
-}
-SOLVED_AT_START = "already solved at the start"
+RATES = {"policy": "success", "policy_strict": "strict success", "random": "random", "random_strict": "random, strict"}
+SOLVED_AT_START = "solved_at_start"
 OPTIMISERS = {"adamw": "AdamW", "muon": "Muon for the matrices of transformer blocks, AdamW for the rest"}
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a card says of one evaluation. rates: by the labels of the evaluation's own table."""
+    """What a card says of one evaluation. rates: by their names (``lewm.evaluate.results.LABELS``)."""
 
     config: Config
     goal_offset: int
@@ -45,8 +42,7 @@ class Evaluated:
         document = read_json(path)
         try:
             found = document["checkpoint"] and document["checkpoint"]["weights_sha256"]
-            figures = {name: document["rates"][name] for name in (*RATES, SOLVED_AT_START)}
-            rates = {name: Rate(rate["successes"], rate["episodes"]) for name, rate in figures.items()}
+            rates = read_rates(path)
             seconds, config = document["times"]["seconds_per_plan_p50"], read_config(document["config"])
             what = (config, document["goal_offset"], rates, seconds, document["device"], document["versions"])
         except (KeyError, TypeError) as error:
@@ -62,7 +58,8 @@ class Evaluated:
         """What ``entry`` returned, for a model of this run."""
         try:
             config = changed(run, entry["settings"])
-            rates = {name: Rate(*counts) for name, counts in entry["rates"].items()}
+            config = replace(config, env=env_entry(config.env).gym_id)
+            rates = {name: Rate(*counts) for name, counts in by_name(entry["rates"]).items()}
             rest = entry["seconds_per_plan"], entry["device"], entry["versions"]
             return Evaluated(config, entry["goal_offset"], rates, *rest)
         except (KeyError, TypeError, AttributeError) as error:
@@ -93,14 +90,15 @@ def in_order(evaluations: Iterable[Evaluated]) -> list[Evaluated]:
     return sorted({evaluation.question: evaluation for evaluation in evaluations}.values(), key=_place_in_table)
 
 
-def model_card(name: str, description: dict[str, Any], model: LeWM) -> str:
+def model_card(name: str, description: dict[str, Any], model: Method) -> str:
     """The Markdown of a card. description: what the model's config.json says."""
     run = read_config(description["run"], lost=[])
     evaluations = [Evaluated.remembered(entry, run) for entry in description["evaluations"]]
     sections = [
         "---\nlibrary_name: lewm\nlicense: mit\ntags: [world-model, planning]\n---",
-        _introduction(name, description, model),
+        _introduction(name, model),
         f"## Success\n{_success(evaluations)}",
+        f"## Model\n{_table(_model_rows(model))}",
         f"## Data\n{_table(_data_rows(description['data']))}",
         f"## Training\n{_table(_training_rows(description['training'], run))}",
         f"## Commands\n{_commands(name, description, run, evaluations)}",
@@ -108,17 +106,21 @@ def model_card(name: str, description: dict[str, Any], model: LeWM) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _introduction(name: str, description: dict[str, Any], model: LeWM) -> str:
-    config, vit = model.config, model.config.encoder
+def _introduction(name: str, model: Method) -> str:
+    world = f" for `{model.facts.environment}`" if model.facts.environment else ""
+    usage = f'```python\nimport lewm\n\nmodel = lewm.load("{name}")\n```'
+    return f"# {name}\nA model of the method `{model.settings.NAME}`{world}, trained with lewm.\n\n{usage}"
+
+
+def _model_rows(model: Method) -> list[list[str]]:
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    size = f"{millions:.2f} M parameters, matrices in bf16, vectors in float32"
-    encoder = f"{vit.title}, embedding of {config.embed_dim}"
-    actions = f"blocks of {config.frame_skip} actions of {config.action_dim} numbers"
-    world = f" for `{description['environment']}`" if description["environment"] else ""
-    return (
-        f"# {name}\nA LeWorldModel{world}: {size}; {encoder}, history {config.history}, "
-        f'{actions}.\n\n```python\nimport lewm\n\nmodel = lewm.LeWM.from_pretrained("{name}")\n```'
-    )
+    rows = {
+        "method": model.settings.NAME,
+        "parameters": f"{millions:.2f} M, matrices in bf16, vectors in float32",
+        **model.settings.rows(),
+        "actions": f"blocks of {model.frame_skip} actions of {model.action_dim} numbers",
+    }
+    return [["", ""], *map(list, rows.items())]
 
 
 def _success(evaluations: Sequence[Evaluated]) -> str:
@@ -207,7 +209,6 @@ def _training_rows(training: dict[str, Any] | None, run: Config) -> list[list[st
         "learning rate": f"{settings.lr:g}, {settings.warmup_steps} steps of warm-up, {decay}",
         "optimiser": f"{OPTIMISERS[settings.optimizer]}, weight decay {settings.weight_decay:g}, "
         f"gradient norm at most {settings.clip_norm:g}",
-        "SIGReg": f"weight {run.sigreg.weight:g}, {run.sigreg.directions} directions",
         "seed": str(run.seed),
         "precision": settings.precision,
     }

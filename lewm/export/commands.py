@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lewm.checked import flat
-from lewm.config import PRESETS, Config, preset
+from lewm.config import Config
 from lewm.envs.registry import env_entry
+from lewm.presets import PRESETS, preset
 
 
 def collect_command(data: Mapping[str, Any], out: Path | None) -> str:
@@ -27,11 +28,19 @@ def collect_command(data: Mapping[str, Any], out: Path | None) -> str:
 def train_command(config: Config) -> str:
     """`lewm train` for a run: the preset that it is nearest to, and what differs."""
     files = {"--data": config.data, "--out": config.out}
-    config = replace(config, data=None, out=None, device="auto")
-    changed = {name: _changes(preset(name), config) for name in PRESETS}
+    method = config.method.NAME
+    presets = {name: preset(name, method) for name in PRESETS}
+    changed = {name: _changes(start, _for_training(config, start)) for name, start in presets.items()}
     nearest = min(changed, key=lambda name: len(changed[name]))
+    given = [] if method == "lewm" else ["--method", method]
     places = [part for option, path in files.items() if path for part in (option, str(path))]
-    return shlex.join(["lewm", "train", nearest, *places, *_options(changed[nearest])])
+    return shlex.join(["lewm", "train", nearest, *given, *places, *_options(changed[nearest])])
+
+
+def _for_training(config: Config, start: Config) -> Config:
+    """``config`` as `lewm train` takes it: what belongs to other verbs is that of the preset ``start``."""
+    others = replace(config, collect=start.collect, plan=start.plan, eval=start.eval)
+    return replace(others, data=None, out=None, device="auto")
 
 
 def eval_command(name: str, run: Config, config: Config) -> str:

@@ -24,8 +24,9 @@ from lewm.config import Config
 from lewm.data.store import EpisodeStore
 from lewm.export.card import CARD, Evaluated, in_order, model_card
 from lewm.export.commands import portable
-from lewm.model.world_model import LeWM
-from lewm.retired import read_config
+from lewm.methods.base import Method
+from lewm.methods.files import describe, load, recorded_file
+from lewm.presets import read_config
 from lewm.train.logs import read_metrics
 
 
@@ -37,7 +38,7 @@ def export_run(source: str | Path, out: Path, evaluations: Sequence[Path] = ()) 
     """
     folder = checkpoint.resolve(source)
     document = checkpoint.load_document(folder)
-    model = LeWM.from_pretrained(folder, device="cpu")
+    model = load(folder, device="cpu")
     tensors = bf16_tensors(model)
     digest = checkpoint.weights_digest(tensors)
     new = [Evaluated.read(path, digest) for path in evaluations]
@@ -47,26 +48,25 @@ def export_run(source: str | Path, out: Path, evaluations: Sequence[Path] = ()) 
     entries = (entry for known in (_earlier_export(folder, digest), earlier) for entry in known.get("evaluations", ()))
     evaluated = in_order((*(Evaluated.remembered(entry, run) for entry in entries), *new))
     description: dict[str, Any] = {
-        **document,
-        **model.describe(),
-        "environment": run.env if recorded else None,  # imported weights do not say
+        **describe(model),
+        **{name: document[name] for name in ("imported_from",) if name in document},
         "training": _training(folder, document),
         "data": document.get("data") or _data_facts(run) or earlier.get("data"),
         "run": to_dict(portable(run)) if recorded else {},
         "evaluations": [evaluation.entry(run) for evaluation in evaluated],
     }
     card = model_card(out.name, description, model)
-    return checkpoint.save_model(out, tensors, description, {CARD: card}, model.recorded_actions)
+    return checkpoint.save_model(out, {checkpoint.WEIGHTS: tensors} | recorded_file(model), description, {CARD: card})
 
 
-def bf16_tensors(model: LeWM) -> dict[str, torch.Tensor]:
+def bf16_tensors(model: Method) -> dict[str, torch.Tensor]:
     """A model's tensors with its matrices in bf16.
 
     Vectors (biases, scales, BatchNorm's statistics) keep their float32: they are less than one percent of the file, and
     rounding them as well would double the change of the embeddings (docs/training.md).
     """
     matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
-    return {name: t.bfloat16() if name in matrices else t for name, t in model.state_dict().items()}
+    return {name: t.bfloat16() if name in matrices else t for name, t in model.own_state().items()}
 
 
 def _training(folder: Path, document: dict[str, Any]) -> dict[str, Any] | None:
@@ -96,4 +96,4 @@ def _earlier_export(out: Path, digest: str) -> dict[str, Any]:
     if not (out / checkpoint.CONFIG).is_file():
         return {}
     earlier = checkpoint.load_document(out)
-    return earlier if earlier.get("weights_sha256") == digest else {}
+    return earlier if earlier["files"].get(checkpoint.WEIGHTS) == digest else {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lewm.config import ModelConfig
+from lewm.config import JEPAConfig
 
 
-def rollout_flops(config: ModelConfig, context: int, horizon: int) -> int:
-    """Floating-point operations of matrix products in ``LeWM.rollout``, for one candidate of ``horizon`` blocks.
+def rollout_flops(config: JEPAConfig, context: int, horizon: int) -> int:
+    """Floating-point operations of matrix products in ``JEPA.rollout``, for one candidate of ``horizon`` blocks.
 
     context: real frames it starts from. Counted as the method is written down: for every step, a window of embeddings
     through the whole predictor. ``FastRollout`` does less for the same numbers, and is not granted more search for it.
@@ -18,7 +18,7 @@ def rollout_flops(config: ModelConfig, context: int, horizon: int) -> int:
     return (context - 1 + horizon) * embedder + sum(_window_flops(config, tokens) for tokens in windows)
 
 
-def _window_flops(config: ModelConfig, tokens: int) -> int:
+def _window_flops(config: JEPAConfig, tokens: int) -> int:
     """Predictor and projector on one window."""
     width, predictor = config.embed_dim, config.predictor
     inner = predictor.heads * predictor.head_width

@@ -6,14 +6,33 @@ block is the identity at first and the influence of the actions grows during tra
 
 Departure from a textbook AdaLN block, taken over from the released code so that its checkpoints load:
 attention and MLP each begin with a second, affine LayerNorm after the modulation.
+
+Checkpoints number the layers of MLPs, so those are sequences; code calls the layers by their names.
 """
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 
-from lewm.config import ModelConfig, PredictorConfig
+from lewm.config import JEPAConfig, PredictorConfig
+
+
+class ActionMLP(nn.Sequential):
+    """Reduced action blocks (..., bottleneck) -> (..., D)."""
+
+    def __init__(self, bottleneck: int, width: int) -> None:
+        super().__init__(nn.Linear(bottleneck, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
+
+    @property
+    def hidden(self) -> nn.Linear:
+        return cast(nn.Linear, self[0])
+
+    @property
+    def out(self) -> nn.Linear:
+        return cast(nn.Linear, self[2])
 
 
 class ActionEmbedder(nn.Module):
@@ -22,7 +41,7 @@ class ActionEmbedder(nn.Module):
     def __init__(self, block_dim: int, bottleneck: int, width: int) -> None:
         super().__init__()
         self.reduce = nn.Linear(block_dim, bottleneck)
-        self.mlp = nn.Sequential(nn.Linear(bottleneck, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
+        self.mlp = ActionMLP(bottleneck, width)
 
     def forward(self, actions: torch.Tensor) -> torch.Tensor:
         return self.mlp(self.reduce(actions))
@@ -55,19 +74,24 @@ class CausalAttention(nn.Module):
         return self.dropout(self.out(x))
 
 
-class AdaLNBlock(nn.Module):
-    """Transformer block whose two branches are shifted, scaled and gated by the action embedding."""
+class Modulation(nn.Sequential):
+    """Embedded actions (..., D) -> two shifts, scales and gates (..., 6*D), all of them zero at first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.SiLU(), nn.Linear(width, 6 * width))
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    @property
+    def linear(self) -> nn.Linear:
+        return cast(nn.Linear, self[1])
+
+
+class MLP(nn.Sequential):
+    """Tokens (..., D) -> (..., D): norm, linear, GELU, linear."""
 
     def __init__(self, width: int, config: PredictorConfig) -> None:
-        super().__init__()
-        zero_linear = nn.Linear(width, 6 * width)
-        nn.init.zeros_(zero_linear.weight)
-        nn.init.zeros_(zero_linear.bias)
-        self.modulation = nn.Sequential(nn.SiLU(), zero_linear)
-        self.attention_norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
-        self.attention = CausalAttention(width, config)
-        self.mlp_norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
-        self.mlp = nn.Sequential(
+        super().__init__(
             nn.LayerNorm(width),
             nn.Linear(width, config.mlp_width),
             nn.GELU(),
@@ -75,6 +99,30 @@ class AdaLNBlock(nn.Module):
             nn.Linear(config.mlp_width, width),
             nn.Dropout(config.dropout),
         )
+
+    @property
+    def norm(self) -> nn.LayerNorm:
+        return cast(nn.LayerNorm, self[0])
+
+    @property
+    def hidden(self) -> nn.Linear:
+        return cast(nn.Linear, self[1])
+
+    @property
+    def out(self) -> nn.Linear:
+        return cast(nn.Linear, self[4])
+
+
+class AdaLNBlock(nn.Module):
+    """Transformer block whose two branches are shifted, scaled and gated by the action embedding."""
+
+    def __init__(self, width: int, config: PredictorConfig) -> None:
+        super().__init__()
+        self.modulation = Modulation(width)
+        self.attention_norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
+        self.attention = CausalAttention(width, config)
+        self.mlp_norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
+        self.mlp = MLP(width, config)
 
     def forward(self, x_BTD: torch.Tensor, action_BTD: torch.Tensor) -> torch.Tensor:
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(action_BTD).chunk(6, dim=-1)
@@ -85,7 +133,7 @@ class AdaLNBlock(nn.Module):
 class Predictor(nn.Module):
     """Embeddings and embedded actions (B, T, D), T <= history -> raw predictions (B, T, D)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: JEPAConfig) -> None:
         super().__init__()
         self.positions = nn.Parameter(torch.randn(1, config.history, config.embed_dim))
         self.blocks = nn.ModuleList(

@@ -21,13 +21,11 @@ batches together. Processes that share a batch average phi_N itself, differentia
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
-from lewm.config import SigregConfig
 from lewm.rng import derive_seed
+from lewm.types import Peers
 
 END = 3.0  # of the quadrature. The paper's appendix has [0.2, 4].
 
@@ -63,47 +61,33 @@ def _quadrature(knots: int, device: torch.device) -> tuple[torch.Tensor, torch.T
     t = torch.linspace(0, END, knots, device=device)
     step = END / (knots - 1)
     weight = torch.full_like(t, 2 * step)
-    weight[:1].fill_(step)  # not by assignment, which copies from the host: a step that is being recorded cannot
+    weight[:1].fill_(step)  # not by assignment, which copies from the host: a step that is being captured cannot
     weight[-1:].fill_(step)
     return t, weight * (-0.5 * t**2).exp()
 
 
 class SIGReg(nn.Module):
-    """``sigreg`` of a batch that one or several processes hold, with fresh directions at each step.
+    """``sigreg`` of a batch that one or several processes hold. knots: points of the quadrature."""
 
-    The draw for step s is a pure function of (seed, s): nothing else that consumes random numbers can change
-    it, an interrupted run continues with the directions it would have had, and several processes agree.
-
-    Args:
-        config: its settings.
-        seed: of the directions.
-        average: the mean of a tensor over all processes, differentiable; None: there is one process.
-        processes: how many share a batch, in equal parts.
-    """
-
-    def __init__(
-        self,
-        config: SigregConfig,
-        seed: int = 0,
-        average: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        processes: int = 1,
-    ) -> None:
+    def __init__(self, knots: int = 17) -> None:
         super().__init__()
-        self.config, self.seed = config, seed
-        self._average, self._processes = average, processes
+        self.knots = knots
         # A plain attribute, so that a compiled version can take its place.
         self.characteristic_function = characteristic_function
 
-    def directions(self, dim: int, step: int, device: torch.device) -> torch.Tensor:
-        """Unit directions for one step, (D, M)."""
-        generator = torch.Generator(device).manual_seed(derive_seed(self.seed, step))
-        directions_DM = torch.randn(dim, self.config.directions, generator=generator, device=device)
-        return directions_DM / directions_DM.norm(dim=0)
-
-    def forward(self, z_NBD: torch.Tensor, directions_DM: torch.Tensor) -> torch.Tensor:
+    def forward(self, z_NBD: torch.Tensor, directions_DM: torch.Tensor, peers: Peers) -> torch.Tensor:
         """The statistic of this process's embeddings (N, B, D) together with all others': a scalar."""
-        t_Q, weight_Q = _quadrature(self.config.knots, z_NBD.device)
-        phi_2NMQ = self.characteristic_function(z_NBD, directions_DM, t_Q)
-        if self._average is not None:
-            phi_2NMQ = self._average(phi_2NMQ)
-        return _statistic(phi_2NMQ, t_Q, weight_Q, z_NBD.shape[1] * self._processes)
+        t_Q, weight_Q = _quadrature(self.knots, z_NBD.device)
+        phi_2NMQ = peers.mean(self.characteristic_function(z_NBD, directions_DM, t_Q))
+        return _statistic(phi_2NMQ, t_Q, weight_Q, z_NBD.shape[1] * peers.count)
+
+
+def random_directions(dim: int, count: int, seed: int, step: int, device: torch.device) -> torch.Tensor:
+    """Unit directions for one step, (D, M).
+
+    A pure function of (seed, step): nothing else that consumes random numbers can change the draw, an interrupted run
+    continues with the directions it would have had, and several processes agree.
+    """
+    generator = torch.Generator(device).manual_seed(derive_seed(seed, step))
+    directions_DM = torch.randn(dim, count, generator=generator, device=device)
+    return directions_DM / directions_DM.norm(dim=0)

@@ -9,17 +9,21 @@ some patches of a frame become tokens, those least like the background: K of the
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable, Iterable
+from typing import Any, Self, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from lewm.config import EncoderConfig
-from lewm.model import attention_kernels, mlp_kernels
+from lewm.kernels import attention as attention_kernels
+from lewm.kernels import mlp as mlp_kernels
+from lewm.model.encoder import IMAGENET_MEAN, IMAGENET_STD, Encoder
+from lewm.model.view import view
+from lewm.types import Array
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 LAYER_NORM_EPS = 1e-12
 INIT_STD = 0.02
 
@@ -92,11 +96,22 @@ class MLP(nn.Sequential):
 
     fused = True  # where the kernels can do it
 
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+    @property
+    def hidden(self) -> nn.Linear:
+        return cast(nn.Linear, self[0])
+
+    @property
+    def out(self) -> nn.Linear:
+        return cast(nn.Linear, self[2])
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., W) -> (..., W)."""
-        first, last = cast(nn.Linear, self[0]), cast(nn.Linear, self[2])
-        if self.fused and mlp_kernels.worthwhile(x, first.out_features):
-            return mlp_kernels.fused_mlp(x, first.weight, first.bias, last.weight, last.bias)
+        hidden, out = self.hidden, self.out
+        if self.fused and mlp_kernels.worthwhile(x, hidden.out_features):
+            return mlp_kernels.fused_mlp(x, hidden.weight, hidden.bias, out.weight, out.bias)
         return super().forward(x)
 
 
@@ -108,7 +123,7 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
         self.attention = SelfAttention(config.width, config.heads)
         self.mlp_norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
-        self.mlp = MLP(nn.Linear(config.width, config.mlp_width), nn.GELU(), nn.Linear(config.mlp_width, config.width))
+        self.mlp = MLP(config.width, config.mlp_width)
 
     def forward(self, x_NPW: torch.Tensor, change_NPW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens, and what is still to be added to them, before the block -> the same after it.
@@ -126,7 +141,7 @@ class Block(nn.Module):
         return x_NW + self.mlp(self.mlp_norm(x_NW))
 
 
-class ViT(nn.Module):
+class ViT(Encoder):
     """Frames to [CLS] embeddings.
 
     With ``config.kept_patches`` it looks at the patches that differ most from ``background``, (R, R, 3) uint8: a frame
@@ -159,13 +174,35 @@ class ViT(nn.Module):
                 nn.init.trunc_normal_(module.weight, std=INIT_STD)
                 nn.init.zeros_(module.bias)
 
-    def use_kernels(self, attention: bool, mlp: bool) -> None:
+    def use_kernels(self, enabled: bool) -> None:
         """Whether attention and MLPs take kernels of our own, where these can do it; at first both do."""
         for module in self.modules():
-            if isinstance(module, SelfAttention):
-                module.fused = attention
-            elif isinstance(module, MLP):
-                module.fused = mlp
+            if isinstance(module, SelfAttention | MLP):
+                module.fused = enabled
+
+    def compiled(self, compile: Callable[[Any], Any]) -> Self:
+        """Blocks of a kind share their code, so that twelve of them take the compiler no longer than one."""
+        fast = view(self)
+        fast.embed = compile(self.embed)  # type: ignore[method-assign]
+        fast.summary = compile(self.summary)  # type: ignore[method-assign]
+        fast.blocks = nn.ModuleList(compile(block) for block in self.blocks)
+        return fast
+
+    def heavy_layers(self) -> Iterable[nn.Module]:
+        return (module for module in self.blocks.modules() if isinstance(module, nn.Linear))
+
+    def remarks(self, frames: Array) -> list[str]:
+        """A sentence if frames, uint8 (N, R, R, 3), show more than is looked at."""
+        if not self.kept_patches:
+            return []
+        counts = changed_patches(frames, self.background.cpu().numpy(), self.patch_size)
+        crowded = int((counts > self.kept_patches).sum())
+        if not crowded:
+            return []
+        return [
+            f"{crowded} of {len(frames)} frames differ from the background in more patches (up to {counts.max()}) than "
+            f"the {self.kept_patches} that are looked at. Consider a larger method.encoder.kept-patches."
+        ]
 
     def embed(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(N, R, R, 3) uint8 -> [CLS] and patch tokens (N, P, W), and the positions to add to them, (1 or N, P, W)."""
@@ -204,11 +241,24 @@ class ViT(nn.Module):
 
         Only the [CLS] token is read, so no other is computed.
         """
-        return self.norm(cast(Block, self.blocks[-1]).first_token(x_NPW, change_NPW))
+        *_, last_block = self.blocks
+        return self.norm(cast(Block, last_block).first_token(x_NPW, change_NPW))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """(N, R, R, 3) uint8 -> (N, W)."""
         x, change = self.embed(pixels)
-        for block in self.blocks[:-1]:
+        *earlier_blocks, _ = self.blocks
+        for block in earlier_blocks:
             x, change = block(x, change)
         return self.summary(x, change)
+
+
+def changed_patches(frames: Array, empty: Array, patch_size: int, threshold: float = 1.0) -> Array:
+    """How many patches of each frame are not background: uint8 (N, R, R, 3), (R, R, 3) -> int (N,).
+
+    A patch counts if its pixels differ from the background's by more than ``threshold`` grey levels on average.
+    """
+    side = empty.shape[0] // patch_size
+    difference = np.abs(frames - empty.astype(np.int16))
+    patches = difference.reshape(len(frames), side, patch_size, side, patch_size, 3).mean((2, 4, 5))
+    return (patches > threshold).sum((1, 2))

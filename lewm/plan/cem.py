@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from lewm.config import PlanConfig
-from lewm.plan import kernels
+from lewm.kernels import search as kernels
 from lewm.plan.solver import Problem, Search
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from lewm.types import Cost
-
 Objective = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -51,17 +49,3 @@ class TotalCost:
 
     def __call__(self, actions_BSHA: torch.Tensor) -> torch.Tensor:
         return add_up(self.objectives, self.rollout(actions_BSHA), self.goal_BD, actions_BSHA)
-
-
-@dataclass(frozen=True)
-class ArrivalCost:
-    """``cost`` on arrival, for searches that are to arrive after 1, 2, ... H blocks: (H*B, S, H, A) -> (H*B, S).
-
-    Those of one horizon come together, the shortest first. Of their candidates only the blocks until then count.
-    """
-
-    cost: Cost
-
-    def __call__(self, actions_BSHA: torch.Tensor) -> torch.Tensor:
-        parts = actions_BSHA.chunk(actions_BSHA.shape[2])
-        return torch.cat([self.cost(part[:, :, :blocks]) for blocks, part in enumerate(parts, 1)])

@@ -13,7 +13,8 @@ import torch
 
 from lewm.config import PlanConfig
 from lewm.errors import PlanningError
-from lewm.plan.solver import Precedents, Problem, Search
+from lewm.plan.recorded import RecordedPlans
+from lewm.plan.solver import Problem, Search
 
 
 class ICEM:
@@ -55,23 +56,23 @@ class ICEM:
 
     def _colouring(self, problem: Problem) -> torch.Tensor:
         if self.config.icem.recorded:
-            return _known(problem.precedents).colouring
+            return _known(problem.recorded).colouring
         steps = problem.horizon * problem.steps_per_block
         return colouring_matrix(steps, self.config.icem.noise_exponent, problem.keys_B.device)
 
     def _recorded_first(self, problem: Problem, search: Search, plans_BSHA: torch.Tensor) -> torch.Tensor:
         """Recorded plans in place of ``plans_BSHA``, but for the mean, in the first iterations."""
         samples = plans_BSHA.shape[1]
-        recorded_BSHA = problem.bound(_known(problem.precedents).some(problem.keys_B, samples, search.iteration))
+        recorded_BSHA = problem.bound(_known(problem.recorded).some(problem.keys_B, samples, search.iteration))
         # The device chooses: a search that is one CUDA graph cannot ask how far it is.
         early = (search.iteration < self.config.icem.recorded) & (torch.arange(samples, device=plans_BSHA.device) > 0)
         return torch.where(early[:, None, None], recorded_BSHA, plans_BSHA)
 
 
-def _known(precedents: Precedents | None) -> Precedents:
-    if precedents is None:
-        raise PlanningError("plan.icem.recorded is for problems with precedents, and this one has none.")
-    return precedents
+def _known(recorded: RecordedPlans | None) -> RecordedPlans:
+    if recorded is None:
+        raise PlanningError("plan.icem.recorded is for problems with recorded plans, and this one has none.")
+    return recorded
 
 
 def colour(white_BSHA: torch.Tensor, colouring: torch.Tensor) -> torch.Tensor:
@@ -83,7 +84,7 @@ def colour(white_BSHA: torch.Tensor, colouring: torch.Tensor) -> torch.Tensor:
     return (colouring @ steps_BSTa).view_as(white_BSHA)
 
 
-@functools.lru_cache(maxsize=16)  # a search that is being recorded cannot copy it to the device
+@functools.lru_cache(maxsize=16)  # a search that is being captured cannot copy it to the device
 def colouring_matrix(steps: int, exponent: float, device: torch.device | str = "cpu") -> torch.Tensor:
     """The (T, T) matrix that gives T white numbers a power spectrum of 1/f^exponent, each with unit variance."""
     # Twice the length, of which half is used: a spectrum's own period would tie the last step to the first.

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from lewm.plan import kernels
+from lewm.kernels import search as kernels
 
 # SplitMix64 (Steele, Lea, Flood 2014): a Weyl sequence through a 64-bit mixing function. int64 wraps as uint64 does.
 _WEYL = 0x9E3779B97F4A7C15 - (1 << 64)

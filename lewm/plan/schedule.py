@@ -6,21 +6,15 @@ receding   plan H blocks, execute one, plan H blocks again. The goal is always H
 shrinking  like receding, but the horizon counts down to the expected arrival: H, H-1, ... and then starts again.
            It needs to know that goals are H blocks away.
 soonest    plan for every horizon from 1 to H at once, and follow the shortest plan that comes about as near to the goal
-           as the best of them. Needs no knowledge of when the goal can be reached; costs searches of 1 to H blocks.
+           as the best of them (``soonest.py``). Needs no knowledge of when the goal can be reached; costs searches of
+           1 to H blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from lewm.config import PlanConfig
-from lewm.types import Array
-
-# "About as near": this much farther, relative to the nearest, counts as reached. A short plan that is nearly as good
-# is the better one, because what remains is corrected by the next.
-SOONEST_TOLERANCE = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,9 +33,3 @@ def next_turn(config: PlanConfig, blocks_done: int) -> Turn:
     if config.schedule == "shrinking":
         horizon -= blocks_done % horizon
     return Turn(horizon, 1)
-
-
-def soonest(distances_H: Array) -> int:
-    """Which of the plans of 1..H blocks to follow, given how near each comes to the goal: its number of blocks."""
-    good_enough = distances_H <= distances_H.min() * (1 + SOONEST_TOLERANCE)
-    return int(np.argmax(good_enough)) + 1

@@ -14,38 +14,10 @@ from typing import Protocol
 
 import torch
 
-from lewm.plan import kernels
+from lewm.kernels import search as kernels
 from lewm.plan.noise import normal
+from lewm.plan.recorded import RecordedPlans
 from lewm.types import Cost
-
-SHRINKAGE = 0.01  # of recorded correlations towards none
-
-
-@dataclass(frozen=True)
-class Precedents:
-    """Plans that were once executed, z-scored (N, H, A), and the matrix (H*A, H*A) that gives noise their course."""
-
-    plans_NHA: torch.Tensor
-    colouring: torch.Tensor
-
-    @staticmethod
-    def of(plans_NHA: torch.Tensor) -> Precedents:
-        """These plans. The matrix gives white noise their correlations, each number with unit variance."""
-        flat_NF = plans_NHA.flatten(1).cpu().double()  # which not every device has
-        centred_NF = flat_NF - flat_NF.mean(0)
-        # A number that never changes correlates with nothing.
-        scaled_NF = centred_NF / centred_NF.square().mean(0).sqrt().clamp_min(torch.finfo(torch.float32).tiny)
-        own = torch.eye(flat_NF.shape[1], dtype=torch.float64)
-        correlation = scaled_NF.T @ scaled_NF / len(flat_NF)
-        # Fewer plans than numbers span a plane only; some white noise leads out of it.
-        correlation = torch.lerp(correlation.masked_fill(own.bool(), 1), own, SHRINKAGE)
-        return Precedents(plans_NHA, torch.linalg.cholesky(correlation).float().to(plans_NHA.device))
-
-    def some(self, keys_B: torch.Tensor, samples: int, iteration: torch.Tensor) -> torch.Tensor:
-        """``samples`` of the plans for each episode, others in each iteration until all were there: (B, S, H, A)."""
-        numbers_S = iteration * samples + torch.arange(samples, device=keys_B.device)
-        count = len(self.plans_NHA)
-        return self.plans_NHA[(keys_B.remainder(count).unsqueeze(1) + numbers_S).remainder(count)]
 
 
 @dataclass(frozen=True)
@@ -55,7 +27,7 @@ class Problem:
     start_BHA: a plan to begin from, None: zeros, the mean of the training actions.
     low_A, high_A: bounds on z-scored actions, None: unbounded, as in the paper.
     steps_per_block: K, the primitive actions in a block.
-    precedents: plans that were once executed, None: none is known.
+    recorded: plans that were once executed, None: none is known.
     """
 
     cost: Cost
@@ -66,7 +38,7 @@ class Problem:
     low_A: torch.Tensor | None = None
     high_A: torch.Tensor | None = None
     steps_per_block: int = 1
-    precedents: Precedents | None = None
+    recorded: RecordedPlans | None = None
 
     def first_mean(self) -> torch.Tensor:
         """Where the search begins, (B, H, A)."""

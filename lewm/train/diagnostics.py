@@ -41,12 +41,12 @@ def diagnose(z_BTD: torch.Tensor) -> dict[str, float]:
     }
 
 
-def collapse_warning(diagnostics: dict[str, float], embed_dim: int) -> str | None:
-    """A sentence when the representation has collapsed, else None."""
+def collapse_warning(diagnostics: dict[str, float], embed_dim: int, remedy: str) -> str | None:
+    """A sentence when the representation has collapsed, with the method's ``remedy``; else None."""
     std, rank = diagnostics["embedding_std"], diagnostics["effective_rank"]
     if std >= COLLAPSED_STD and rank >= COLLAPSED_RANK:
         return None
     return (
         f"The representation has collapsed: embedding standard deviation {std:.3f} (healthy: near 1), effective "
-        f"rank {rank:.1f} of {embed_dim}. Raise sigreg.weight or lower train.lr."
+        f"rank {rank:.1f} of {embed_dim}. {remedy}"
     )

@@ -1,8 +1,9 @@
 """Several processes, one run: `torchrun --nproc-per-node N -m lewm train ...`.
 
-A batch is divided among the processes in equal parts, and everything that looks at a whole batch still does: SIGReg's
-characteristic function and BatchNorm's statistics are averaged over all processes, with gradients. What is left is a
-sum over windows, so summing the processes' gradients gives the gradient of one process on the whole batch, to rounding.
+A batch is divided among the processes in equal parts, and everything that looks at a whole batch still does: what a
+method's losses take the mean of and BatchNorm's statistics are averaged over all processes, with gradients. What is
+left is a sum over windows, so summing the processes' gradients gives the gradient of one process on the whole batch, to
+rounding.
 
 Only the first process writes files and says things. Others hear from it, over the network, what a checkpoint held.
 """
@@ -21,9 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lewm.errors import ConfigError, LewmError, TrainingError
-from lewm.model.world_model import resolve_device
+from lewm.model.device import resolve_device
 
 T = TypeVar("T")
 # Long enough for one process to read a large dataset while the others wait for it.
@@ -252,26 +254,32 @@ def _first_line(error: Exception) -> str:
     return re.sub(r"^\[\S*\]\s*", "", str(error).strip()).splitlines()[0].split(". ")[0].rstrip(".") + "."
 
 
-class SharedBatchNorm(nn.BatchNorm1d):
-    """BatchNorm over the batch of all processes, on any device; names and numbers of ``nn.BatchNorm1d``."""
+class SharedBatchNorm(_BatchNorm):
+    """BatchNorm over the batch of all processes, on any device; names and numbers of ``nn.BatchNorm1d`` and ``2d``."""
 
-    def __init__(self, original: nn.BatchNorm1d, processes: Processes) -> None:
+    def __init__(self, original: _BatchNorm, processes: Processes) -> None:
         super().__init__(original.num_features, original.eps, original.momentum)
         self.__dict__.update(
             {k: v for k, v in original.__dict__.items() if k in ("_parameters", "_buffers", "training")}
         )
         self._processes = processes
 
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        """Inputs are (N, C) or (N, C, ...)."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().forward(x)
-        x_NC = x.float()
-        mean_C = self._processes.mean(x_NC.mean(0))
+        others, wide = [0, *range(2, x.ndim)], (1, -1, *[1] * (x.ndim - 2))
+        values = x.float()
+        mean_C = self._processes.mean(values.mean(others))
         # Two passes, as in the one-process kernel: a mean of squares minus a squared mean would lose digits.
-        variance_C = self._processes.mean((x_NC - mean_C).square().mean(0))
-        self._update_running(mean_C.detach(), variance_C.detach(), len(x) * self._processes.count)
-        normalised = (x_NC - mean_C) * (variance_C + self.eps).rsqrt()
-        return (normalised * self.weight + self.bias).to(x.dtype)
+        centred = values - mean_C.view(wide)
+        variance_C = self._processes.mean(centred.square().mean(others))
+        samples = x.numel() // x.shape[1] * self._processes.count
+        self._update_running(mean_C.detach(), variance_C.detach(), samples)
+        normalised = centred * (variance_C + self.eps).rsqrt().view(wide)
+        return (normalised * self.weight.view(wide) + self.bias.view(wide)).to(x.dtype)
 
     @torch.no_grad()
     def _update_running(self, mean_C: torch.Tensor, variance_C: torch.Tensor, samples: int) -> None:
@@ -290,5 +298,5 @@ def share_batchnorm(model: nn.Module, processes: Processes) -> None:
         return
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if type(child) is nn.BatchNorm1d:
-                setattr(module, name, SharedBatchNorm(child, processes))
+            if type(child) in (nn.BatchNorm1d, nn.BatchNorm2d):
+                setattr(module, name, SharedBatchNorm(cast(_BatchNorm, child), processes))

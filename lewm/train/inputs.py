@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,32 +11,51 @@ import numpy as np
 import torch
 
 from lewm.config import Config
-from lewm.data.frames import open_frames
-from lewm.data.stats import action_stats, recorded_actions
+from lewm.data.features import Features, build_features
+from lewm.data.frames import FrameSource, open_frames
+from lewm.data.stats import BACKGROUND_FRAMES, action_stats, background, recorded_actions, spread_frames
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import Windows, split_episodes
 from lewm.errors import DataError
-from lewm.types import ActionStats, Array
+from lewm.methods.frozen import FrozenEncoder, frozen_encoder
+from lewm.types import Array, DataFacts
+
+NOTE_INTERVAL = 10.0  # seconds between two notes on how far long work is
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """An open dataset that fits the config. Ids of episodes, int (E,).
+    """An open dataset that fits the config. Ids of episodes for training and held out, int (E,).
 
-    action_stats, recorded_actions (N, T, action_dim): of those for training.
+    encoder: whose features the method reads in place of pixels, None: it reads none.
     """
 
     store: EpisodeStore
     train_ids: Array
     val_ids: Array
-    action_stats: ActionStats
-    recorded_actions: Array
+    encoder: FrozenEncoder | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What tells it from another dataset, in few words."""
-        content = hashlib.sha256(self.store.lengths.tobytes())
-        content.update(np.ascontiguousarray(self.store.actions).data)
-        return {"episodes": self.store.num_episodes, "SHA-256 of the actions": content.hexdigest()[:16]}
+        return {"episodes": self.store.num_episodes, "digest": self.store.digest}
+
+    def facts(self, config: Config) -> DataFacts:
+        """What a model of this config learns of the episodes for training before it is trained."""
+        store = self.store
+        in_training = np.isin(np.repeat(np.arange(store.num_episodes), store.lengths), self.train_ids)
+        return DataFacts(
+            actions=action_stats(store.actions[in_training]),
+            recorded=torch.from_numpy(recorded_actions(store.actions, store.lengths, self.train_ids)),
+            background=background(store, self.train_ids) if config.method.needs_background else None,
+            digest=store.digest,
+            episodes=store.num_episodes,
+            environment=config.env,
+            encoder=self.encoder.digest if self.encoder else None,
+        )
+
+    def spread_frames(self) -> Array:
+        """Some frames for training, evenly spaced: uint8 (N, R, R, 3)."""
+        return spread_frames(self.store, self.train_ids, BACKGROUND_FRAMES)
 
 
 @dataclass(frozen=True)
@@ -51,26 +71,44 @@ def open_dataset(config: Config) -> Dataset:
     """Open config.data and check that it fits the rest of the config."""
     if config.data is None:
         raise DataError("No dataset: pass --data FILE, made by `lewm collect` or downloaded from the authors.")
-    store = EpisodeStore(config.data)
-    store.check_environment(config.env, config.model.action_dim)
-    if store.resolution != config.model.encoder.image_size:
+    inputs, store = config.method.inputs(), EpisodeStore(config.data)
+    store.check_environment(config.env, inputs.action_dim)
+    encoder = frozen_encoder(inputs.features) if inputs.features else None
+    size = encoder.image_size if encoder else inputs.image_size
+    if size not in (None, store.resolution):
+        looks = inputs.features or "the model"
         raise DataError(
-            f"{config.data} has frames of {store.resolution} pixels, but the model takes "
-            f"{config.model.encoder.image_size}. Collect at that resolution or set model.encoder.image-size."
+            f"{config.data} has frames of {store.resolution} pixels, but {looks} takes {size}. Collect at that "
+            "resolution, or choose another encoder with --method.encoder.image-size or --method.features."
         )
-    train_ids, val_ids = split_episodes(store.num_episodes, config.loader.val_fraction)
-    in_training = np.isin(np.repeat(np.arange(store.num_episodes), store.lengths), train_ids)
-    recorded = recorded_actions(store.actions, store.lengths, train_ids)
-    return Dataset(store, train_ids, val_ids, action_stats(store.actions[in_training]), recorded)
+    return Dataset(store, *split_episodes(store.num_episodes, config.loader.val_fraction), encoder)
+
+
+def compute_features(dataset: Dataset, device: torch.device, note: Callable[[str], None]) -> None:
+    """Compute what of the features that the method reads is not there yet; ``note`` is told now and then how far."""
+    if dataset.encoder is None:
+        return
+    encoder, told = dataset.encoder.to(device), time.monotonic()
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > NOTE_INTERVAL:
+            note(f"Features of {encoder.name}: {done:,} of {total:,} frames.")
+            told = time.monotonic()
+
+    build_features(dataset.store, encoder.name, encoder.digest, lambda frames: encoder(frames.to(device)), on_progress)
 
 
 def load_windows(config: Config, dataset: Dataset, device: torch.device) -> TrainingData:
-    """Decode the frames to where they fit, and cut the episodes into windows."""
-    model, loader, store = config.model, config.loader, dataset.store
-    frames = open_frames(store, loader.cache, loader.threads, device=device)
-    training, validation = (
-        Windows(store, frames, ids, model.history, model.frame_skip) for ids in (dataset.train_ids, dataset.val_ids)
-    )
+    """Bring frames, or features of them, to where they fit, and cut the episodes into windows."""
+    inputs, loader, store = config.method.inputs(), config.loader, dataset.store
+    frames: Features | FrameSource
+    if dataset.encoder is None:
+        frames = open_frames(store, loader.cache, loader.threads, device)
+    else:
+        whose = dataset.encoder.name, dataset.encoder.digest
+        frames = Features(store, *whose, loader.cache, loader.threads, device)
+    training, validation = (Windows(store, frames, ids, inputs) for ids in (dataset.train_ids, dataset.val_ids))
     if len(training) < config.train.batch_size:
         raise DataError(
             f"{config.data} gives {len(training)} training windows, fewer than one batch of "

@@ -43,13 +43,14 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a ``metrics.jsonl``; a line cut short by a crash, necessarily the last, is left out."""
-    if not path.is_file():
-        return []
-    rows = []
-    for line in path.read_text().splitlines():
+    """The rows of a ``metrics.jsonl``, up to the first line that is none: a crash cuts the last one short."""
+    rows: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = json.loads(line)
+        except ValueError:
             break
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            break
+        rows.append(row)
     return rows

@@ -1,8 +1,8 @@
 """A training run, from its dataset to its checkpoints.
 
-Everything random about step s is a pure function of (seed, s): which windows, which SIGReg directions, which units
+Everything random about step s is a pure function of (seed, s): which windows, which draws of the method, which units
 drop out. So a run needs no random state in its checkpoints, and an interrupted run that continues ends, on the CPU,
-with the very weights of an undisturbed one. On a GPU it sees the same windows, directions and dropout; the weights then
+with the very weights of an undisturbed one. On a GPU it sees the same windows, draws and dropout; the weights then
 agree as far as two runs on that GPU agree, whose attention sums gradients in no fixed order.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +19,19 @@ from types import FrameType
 import torch
 
 from lewm.config import Config
-from lewm.data.stats import BACKGROUND_FRAMES, background, changed_patches, spread_frames
-from lewm.data.windows import batch_indices
+from lewm.data.windows import Windows, batch_indices
 from lewm.errors import TrainingError
-from lewm.model.world_model import LeWM
+from lewm.methods.base import Method
 from lewm.rng import derive_seed
 from lewm.train.compiled import Compilation, compile_parts, wants_compiling
 from lewm.train.distributed import Processes, join_processes, restarts, share_batchnorm
-from lewm.train.inputs import Dataset, TrainingData, load_windows, open_dataset
+from lewm.train.inputs import Dataset, TrainingData, compute_features, load_windows, open_dataset
 from lewm.train.optim import make_optimizer
 from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState, decisive_settings
 from lewm.train.step import CapturedStep, PlainStep, StepFunction
-from lewm.train.trainer import INITIAL_WEIGHTS, WINDOWS, SilentMonitor, Trainer, TrainingMonitor, make_sigreg
-from lewm.types import Array
+from lewm.train.trainer import INITIAL_WEIGHTS, WINDOWS, SilentMonitor, Trainer, TrainingMonitor
+from lewm.types import Batch
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class TrainResult:
 
     directory: Path
     checkpoint: Path
-    model: LeWM
+    model: Method
     steps: int
     interrupted: bool
 
@@ -70,13 +68,16 @@ def stop_on_signals(trainer: Trainer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_out_of_memory(config: Config) -> Iterator[None]:
-    """Turn the device's running out of memory into advice."""
+    """Turn running out of memory, the device's or the machine's, into advice."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+        if not of_memory:
+            raise
         raise TrainingError(
-            f"The device ran out of memory: {str(error).splitlines()[0]} Lower train.batch-size (now "
-            f"{config.train.batch_size}), or keep the frames off the device with --loader.cache disk."
+            f"Out of memory on the device: {(str(error) or 'no more').splitlines()[0]} Lower train.batch-size (now "
+            f"{config.train.batch_size}) or the method's sizes, or keep the frames off with --loader.cache disk."
         ) from error
 
 
@@ -88,84 +89,108 @@ def train(config: Config, resume: str = "auto", monitor: TrainingMonitor | None 
     """
     with join_processes(config.device) as (processes, device), explain_out_of_memory(config):
         monitor = monitor if monitor and processes.is_first else SilentMonitor()
-        trainer = prepare(config, "auto" if restarts() else resume, processes, device, monitor)
-        with stop_on_signals(trainer), contextlib.closing(trainer.batches):
+        resume = "auto" if restarts() else resume
+        with prepared(config, resume, processes, device, monitor) as trainer, stop_on_signals(trainer):
             trainer.fit()
         assert trainer.last_checkpoint is not None  # fit() always ends with one
         interrupted = trainer.step < config.train.steps
-        model = trainer.state.model.eval()
+        model = trainer.state.method.eval()
         return TrainResult(trainer.run.directory, trainer.last_checkpoint, model, trainer.step, interrupted)
 
 
-def prepare(
+@contextlib.contextmanager
+def prepared(
     config: Config, resume: str, processes: Processes, device: torch.device, monitor: TrainingMonitor
-) -> Trainer:
-    """Everything before the first step: data, model, folder; compiles while the data is read."""
-    started = time.perf_counter()
+) -> Iterator[Trainer]:
+    """Everything before the first step: data, method, folder; compiles while the data is read.
+
+    The folder is this run's alone while the context lasts.
+    """
     part = processes.together(lambda: processes.part_of(config.train.batch_size))
+    dataset = _agreed_dataset(config, processes)
+    state = _initial_state(config, dataset, device, processes)
+    run = Run(config.out or Path("runs/train"))
+    fast, compilation = _compiled(state.method, config, device, processes, run)
+    processes.together(lambda: compute_features(dataset, device, monitor.note) if processes.is_first else None)
+    data = processes.together(lambda: load_windows(config, dataset, device))
+    with contextlib.ExitStack() as stack:
+        newest, problems = _claim(run, config, resume, processes, stack)
+        for note in (*_notes(data), *problems, *_remarks(state.method, dataset, processes)):
+            monitor.note(note)
+        if compilation:
+            compilation.report(monitor.note)
+        batches = Batches(_batch_of(config, data.training, part), config.train.steps, device)
+        stack.callback(batches.close)
+        take_step: StepFunction = PlainStep(fast, state.optimizer, config.train, processes)
+        # What processes say to one another cannot be captured.
+        if config.train.cuda_graph and device.type == "cuda" and processes.count == 1:
+            take_step = CapturedStep(take_step, quiet=batches.wait)
+        trainer = Trainer(config, state, take_step, batches, data, run, processes, monitor)
+        if newest is not None:
+            trainer.resume(newest)
+        yield trainer
+
+
+def _agreed_dataset(config: Config, processes: Processes) -> Dataset:
+    """The dataset, which must be the same for all processes, as must be their settings."""
     dataset = processes.together(lambda: open_dataset(config))
     if processes.count > 1:
         processes.check_agreement("settings", decisive_settings(config))
-        processes.check_agreement("dataset", dataset.facts())
-    state = _initial_state(config, dataset, device, processes)
-    model, sigreg, compilation = state.model, make_sigreg(config, processes), None
-    run = Run(config.out or Path("runs/train"))
-    if wants_compiling(config.train, device) and not run.is_finished(config.train.steps):
-        model, sigreg = compile_parts(model, sigreg)
-        # Several processes compile in their first step instead: they cannot take it before all have come so far.
-        compilation = Compilation(model, sigreg, config) if processes.count == 1 else None
-    data = processes.together(lambda: load_windows(config, dataset, device))
-    newest = processes.from_first(processes.together(lambda: run.open(config, resume) if processes.is_first else None))
-    _describe(data, monitor)
-    if config.model.encoder.kept_patches and processes.is_first:
-        _check_kept_patches(state.model, dataset, monitor)
-    if compilation:
-        compiling, waited = compilation.wait(), time.perf_counter() - started
-        monitor.note(f"Compiled in {compiling:.0f} s while the data was read; {waited:.0f} s in all before the start.")
-    windows_of = _windows_of(config, len(data.training), part)
-    batches = Batches(data.training.batch, windows_of, config.train.steps, device)
-    take_step: StepFunction = PlainStep(model, sigreg, state.optimizer, config.train, processes)
-    # What processes say to one another cannot be captured.
-    if config.train.cuda_graph and device.type == "cuda" and processes.count == 1:
-        take_step = CapturedStep(take_step, quiet=batches.wait)
-    trainer = Trainer(config, state, take_step, batches, data, run, processes, monitor)
-    if newest is not None:
-        trainer.resume(newest)
-    return trainer
-
-
-def _describe(data: TrainingData, monitor: TrainingMonitor) -> None:
-    monitor.note(f"{len(data.training)} training windows; {data.cache}.")
-    if data.training.skipped:
-        monitor.note(f"{data.training.skipped} training episodes are shorter than a window and were left out.")
-
-
-def _check_kept_patches(model: LeWM, dataset: Dataset, monitor: TrainingMonitor) -> None:
-    """Say so if frames show more than the encoder will look at."""
-    encoder = model.config.encoder
-    frames = spread_frames(dataset.store, dataset.train_ids, BACKGROUND_FRAMES)
-    counts = changed_patches(frames, model.encoder.background.cpu().numpy(), encoder.patch_size)
-    crowded = int((counts > encoder.kept_patches).sum())
-    if crowded:
-        monitor.note(
-            f"{crowded} of {len(frames)} frames differ from the background in more patches (up to {counts.max()}) than "
-            f"the {encoder.kept_patches} that are looked at. Consider a larger model.encoder.kept-patches."
-        )
+        processes.check_agreement("dataset", dataset.summary())
+    return dataset
 
 
 def _initial_state(config: Config, dataset: Dataset, device: torch.device, processes: Processes) -> TrainingState:
+    facts = processes.together(lambda: dataset.facts(config))
     torch.manual_seed(derive_seed(config.seed, INITIAL_WEIGHTS))
-    model = LeWM(config.model, dataset.action_stats, torch.from_numpy(dataset.recorded_actions))
-    model.encoder.use_kernels(attention=config.train.fused, mlp=config.train.fused)
-    if config.model.encoder.kept_patches:
-        seen = processes.together(lambda: background(dataset.store, dataset.train_ids))
-        model.encoder.background.copy_(torch.from_numpy(seen))
-    share_batchnorm(model, processes)
-    model.to(device)
-    return TrainingState(model, make_optimizer(model, config.train))
+    method = processes.together(lambda: config.method.build(facts))
+    method.use_kernels(config.train.fused)
+    share_batchnorm(method, processes)
+    method.to(device)
+    return TrainingState(method, make_optimizer(method, config.train))
 
 
-def _windows_of(config: Config, windows: int, part: slice) -> Callable[[int], Array]:
-    """This process's windows of each step: its part of a batch that does not depend on how many share it."""
-    seed = derive_seed(config.seed, WINDOWS)
-    return lambda step: batch_indices(windows, config.train.batch_size, step, seed)[part]
+def _compiled(
+    method: Method, config: Config, device: torch.device, processes: Processes, run: Run
+) -> tuple[Method, Compilation | None]:
+    """A view of the method with compiled parts, if they are wanted, and their compilation that has begun."""
+    if not wants_compiling(config.train, device) or run.is_finished(config.train.steps):
+        return method, None
+    fast = compile_parts(method)
+    # Several processes compile in their first step instead: they cannot take it before all have come so far. And what
+    # features look like is not known before there are any.
+    early = processes.count == 1 and method.inputs.features is None
+    return fast, Compilation(fast, config) if early else None
+
+
+def _claim(
+    run: Run, config: Config, resume: str, processes: Processes, stack: contextlib.ExitStack
+) -> tuple[Path | None, list[str]]:
+    """Open the run's folder for as long as ``stack`` lasts: where to continue, and what is wrong with what is newer."""
+
+    def claim() -> tuple[Path | None, list[str]]:
+        if not processes.is_first:
+            return None, []
+        stack.enter_context(run.writing())
+        return run.open(config, resume)
+
+    return processes.from_first(processes.together(claim))
+
+
+def _notes(data: TrainingData) -> Iterator[str]:
+    yield f"{len(data.training)} training windows; {data.cache}."
+    if data.training.skipped:
+        yield f"{data.training.skipped} training episodes are shorter than a window and were left out."
+
+
+def _remarks(method: Method, dataset: Dataset, processes: Processes) -> list[str]:
+    """What the method says of the data's frames, if it looks at them without background."""
+    if not (method.settings.needs_background and processes.is_first):
+        return []
+    return method.remarks(dataset.spread_frames())
+
+
+def _batch_of(config: Config, windows: Windows, part: slice) -> Callable[[int], Batch]:
+    """This process's part of the batch of each step, which does not depend on how many share it."""
+    seed, size = derive_seed(config.seed, WINDOWS), config.train.batch_size
+    return lambda step: windows.batch(batch_indices(len(windows), size, step, seed), (seed, step), part)

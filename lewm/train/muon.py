@@ -9,7 +9,7 @@ LLM training"), so that one learning rate serves both.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,30 +22,30 @@ STEP_SIZE = 0.2  # root mean square of AdamW's steps, in learning rates
 
 
 class MuonAdamW(torch.optim.AdamW):
-    """AdamW over ``others``, Muon over ``matrices``, which are (rows, columns) each."""
-
-    def __init__(
-        self, others: Sequence[torch.Tensor], matrices: Sequence[torch.Tensor], lr: float | torch.Tensor, **options: Any
-    ) -> None:
-        super().__init__([{"params": list(others)}, {"params": list(matrices)}], lr=lr, **options)
+    """Muon over the groups that say ``muon``, of matrices (rows, columns); AdamW over the others."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of both; a closure would have to be evaluated in between."""
         assert closure is None
-        others, matrices = self.param_groups
-        self.param_groups = [others]
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if not group["muon"]]
         try:
             super().step()
         finally:
-            self.param_groups = [others, matrices]
+            self.param_groups = groups
+        for group in groups:
+            if group["muon"]:
+                self._step_matrices(group)
+        return None
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
         of_shape = defaultdict(list)
-        for parameter in matrices["params"]:
+        for parameter in group["params"]:
             if parameter.grad is not None:
                 of_shape[parameter.shape].append(parameter)
         for parameters in of_shape.values():
-            self._muon_step(parameters, matrices["lr"], matrices["weight_decay"])
-        return None
+            self._muon_step(parameters, group["lr"], group["weight_decay"])
 
     def _muon_step(self, parameters: list[torch.Tensor], lr: float | torch.Tensor, weight_decay: float) -> None:
         """Matrices of one shape, together. Nothing in here waits for the device."""

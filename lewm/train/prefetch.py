@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 
-from lewm.types import Array, Batch
+from lewm.types import Batch
 
 AHEAD = 2  # batches that are prepared beforehand
 
@@ -21,16 +21,13 @@ class Batches:
     """The batches of a run, by step, on ``device``.
 
     Args:
-        load: windows int (B,) -> their batch, on any device.
-        windows_of: the windows of a step, a pure function of it.
+        load: the batch of a step, on any device; a pure function of it.
         steps: how many the run has.
         device: where batches go.
     """
 
-    def __init__(
-        self, load: Callable[[Array], Batch], windows_of: Callable[[int], Array], steps: int, device: torch.device
-    ) -> None:
-        self._load, self._windows_of, self._steps, self._device = load, windows_of, steps, device
+    def __init__(self, load: Callable[[int], Batch], steps: int, device: torch.device) -> None:
+        self._load, self._steps, self._device = load, steps, device
         # Elsewhere there is nothing to overlap with.
         self._ahead = AHEAD if device.type == "cuda" else 0
         self._stream = torch.cuda.Stream(device) if self._ahead else None
@@ -58,7 +55,7 @@ class Batches:
 
     def _prepare(self, step: int) -> Batch:
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
-            prepared = self._load(self._windows_of(step)).map(self._to_device)
+            prepared = self._load(step).map(self._to_device)
         if self._stream is not None:
             # Waiting is for this thread, which has nothing else to do; the one that trains finds everything done.
             self._stream.synchronize()

@@ -1,13 +1,17 @@
-"""A run's folder: what it holds, and whether it may be continued.
+"""A run's folder: what it holds, who may write to it, and whether it may be continued.
 
 RUN/config.json                    the run's configuration
 RUN/metrics.jsonl, tensorboard/    its measurements
 RUN/checkpoints/step_NNNNNNN/      a model folder (see ``lewm.checkpoint``) plus the optimiser's state
+RUN/evaluations/step_NNNNNNN/      results of `lewm eval`
+RUN/.lock                          while a process trains
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +21,14 @@ from lewm import checkpoint
 from lewm.checked import flat, to_dict
 from lewm.config import Config
 from lewm.errors import TrainingError
-from lewm.files import read_json, write_json
-from lewm.model.world_model import LeWM
-from lewm.retired import read_config
+from lewm.files import only_writer, read_json, write_json
+from lewm.methods.base import Method
+from lewm.methods.files import read_facts, save
+from lewm.presets import read_config
 from lewm.train.optim import load_optimizer_tensors, optimizer_tensors
 
-OPTIMIZER = "optimizer.safetensors"
 KEPT_CHECKPOINTS = 2  # of the newest
+LOCK = ".lock"
 
 
 def decisive_settings(config: Config) -> dict[str, Any]:
@@ -35,14 +40,25 @@ def decisive_settings(config: Config) -> dict[str, Any]:
 class TrainingState:
     """Everything that changes from step to step."""
 
-    model: LeWM
+    method: Method
     optimizer: torch.optim.Optimizer
 
     def load(self, weights: dict[str, torch.Tensor], moments: dict[str, torch.Tensor], source: Path) -> None:
         """Take over, in place, a checkpoint's weights and its optimiser's state."""
-        checkpoint.check_tensors(weights, self.model.state_dict(), source)
-        self.model.load_state_dict(weights)
-        load_optimizer_tensors(self.optimizer, self.model, moments)
+        checkpoint.check_tensors(weights, self.method.own_state(), source)
+        self.method.load_own_state(weights)
+        load_optimizer_tensors(self.optimizer, self.method, moments, source)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a run continues from. progress: its ``training`` section.  dataset: the digest of what it was trained on."""
+
+    folder: Path
+    weights: dict[str, torch.Tensor]
+    moments: dict[str, torch.Tensor]
+    progress: dict[str, Any]
+    dataset: str | None
 
 
 @dataclass(frozen=True)
@@ -57,57 +73,76 @@ class Run:
 
     def is_finished(self, steps: int) -> bool:
         """Whether the folder holds the checkpoint of the last of ``steps`` steps."""
-        return _checkpoint_folder(self.checkpoints, steps).is_dir()
+        return self._place(steps).is_dir()
 
-    def open(self, config: Config, resume: str) -> Path | None:
-        """Claim the folder for this run; returns the checkpoint to continue from, if any.
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only process that trains into the folder; without one, nothing stays if nothing was written."""
+        is_new = not self.directory.exists()
+        busy = f"Another process is training into {self.directory}. Wait for it, or choose another folder with --out."
+        try:
+            with only_writer(self.directory / LOCK, busy):
+                yield
+        finally:
+            if is_new:
+                with contextlib.suppress(OSError):  # it holds a run now
+                    self.directory.rmdir()
+
+    def open(self, config: Config, resume: str) -> tuple[Path | None, list[str]]:
+        """Claim the folder for this run: the checkpoint to continue from, if any, and what is wrong with newer ones.
 
         Raises when the folder holds something else: nothing of it is touched.
         """
         path = self.directory / "config.json"
         if path.is_file():
             self._check_same_run(read_json(path), config, resume)
-            return checkpoint.latest(self.checkpoints)
-        if self.directory.exists() and any(self.directory.iterdir()):
+            checkpoint.recover(self.checkpoints)
+            return checkpoint.newest_whole(self.checkpoints)
+        if self.directory.exists() and any(item.name != LOCK for item in self.directory.iterdir()):
             raise TrainingError(
                 f"{self.directory} is not empty and is not a training run. Choose another folder with --out."
             )
         write_json(path, to_dict(config))
-        return None
+        return None, []
 
-    def _check_same_run(self, saved: dict[str, Any], config: Config, resume: str) -> None:
+    def _check_same_run(self, saved: Any, config: Config, resume: str) -> None:
         if resume == "never":
             raise TrainingError(
                 f"{self.directory} already holds a run. Continue it with --resume auto, or choose another --out."
             )
         # Through a Config: settings that did not exist when the run began had what is now their default.
-        old, new = decisive_settings(read_config(saved)), decisive_settings(config)
-        changed = [f"{name} ({old[name]!r} -> {new[name]!r})" for name in sorted(new) if old[name] != new[name]]
-        if changed:
+        earlier = read_config(saved)
+        if earlier.method.NAME != config.method.NAME:
             raise TrainingError(
-                f"{self.directory} holds another run: {', '.join(changed)}. Choose another folder with --out."
+                f"{self.directory} holds a run of the method {earlier.method.NAME}, not of {config.method.NAME}. "
+                "Choose another folder with --out."
             )
+        old, new = decisive_settings(earlier), decisive_settings(config)
+        differing = [f"{name} ({old[name]!r} -> {new[name]!r})" for name in sorted(new) if old[name] != new[name]]
+        if differing:
+            raise TrainingError(
+                f"{self.directory} holds another run: {', '.join(differing)}. Choose another folder with --out."
+            )
+        # What is free may have changed, and an earlier version's description becomes one of this version.
+        newest = replace(config, collect=earlier.collect, plan=earlier.plan, eval=earlier.eval)
+        write_json(self.directory / "config.json", to_dict(newest))
 
-    def save(self, step: int, state: TrainingState, progress: dict[str, Any]) -> Path:
-        """Write the checkpoint of ``step`` completed steps, and remove all but the newest."""
-        target = _checkpoint_folder(self.checkpoints, step)
-        training = {"step": step, **progress}
-        run = read_json(self.directory / "config.json")
-
-        def fill(folder: Path) -> None:
-            checkpoint.write_tensors(folder / OPTIMIZER, optimizer_tensors(state.optimizer, state.model))
-            state.model.save_pretrained(folder, extra={"training": training, "run": run})
-
-        checkpoint.write_folder(target, fill)
-        checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS)
-        return target
+    def save(self, step: int, state: TrainingState, progress: dict[str, Any]) -> tuple[Path, list[str]]:
+        """Write the checkpoint of ``step`` completed steps, and remove all but the newest; says what did not go."""
+        target = self._place(step)
+        extra = {"training": {"step": step, **progress}, "run": read_json(self.directory / "config.json")}
+        moments = optimizer_tensors(state.optimizer, state.method)
+        checkpoint.write_folder(target, lambda folder: save(state.method, folder, extra, moments))
+        return target, checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS)
 
     @staticmethod
-    def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-        """A checkpoint's weights and optimiser state, as ``TrainingState.load`` takes them, and its progress."""
-        tensors, document = checkpoint.load_model(folder)
-        return tensors, checkpoint.read_tensors(folder / OPTIMIZER), document["training"]
+    def read(folder: Path) -> Saved:
+        """What a checkpoint continues with."""
+        document = checkpoint.load_document(folder)
+        weights, moments = (
+            checkpoint.load_tensors(folder, document, name) for name in (checkpoint.WEIGHTS, checkpoint.OPTIMIZER)
+        )
+        return Saved(folder, weights, moments, document["training"], read_facts(document, folder).digest)
 
-
-def _checkpoint_folder(checkpoints: Path, step: int) -> Path:
-    return checkpoints / f"step_{step:07d}"
+    def _place(self, step: int) -> Path:
+        return self.checkpoints / f"step_{step:07d}"

@@ -1,32 +1,26 @@
 """One step: loss, gradient, clip, optimiser. Plain, or captured once and replayed as a CUDA graph.
 
-A captured step is replayed as a whole on fixed buffers, without Python in between: batch, directions and learning rate
-are copied in, losses stay where they were captured. Random numbers are not captured: a replay draws from the device's
+A captured step is replayed as a whole on fixed buffers, without Python in between: batch, draws and learning rate are
+copied in, losses stay where they were captured. Random numbers are not captured: a replay draws from the device's
 generator as it is seeded then, so that dropout remains a function of (seed, step).
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
-from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lewm.config import TrainConfig
 from lewm.errors import TrainingError
-from lewm.model.sigreg import SIGReg
-from lewm.model.world_model import LeWM
+from lewm.methods.base import Method
 from lewm.train.distributed import Processes
-from lewm.train.objective import Losses, lewm_loss
-from lewm.types import Batch
-
-M = TypeVar("M", bound=nn.Module)
+from lewm.train.optim import clip_gradients
+from lewm.types import Batch, Losses
 
 # Before capturing, so many steps run as usual: libraries allocate and choose their kernels on first use.
 PLAIN_STEPS = 3
@@ -39,6 +33,8 @@ ATTENTION_KERNELS = [
     SDPBackend.MATH,
 ]
 
+Draws = dict[str, torch.Tensor]  # the random numbers of a step, by name
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -48,14 +44,7 @@ class StepResult:
     finite: torch.Tensor
 
 
-StepFunction = Callable[[Batch, torch.Tensor], StepResult]
-
-
-def view(module: M) -> M:
-    """A copy with the same parameters and children, whose children can be exchanged."""
-    copied = copy.copy(module)
-    copied._modules = dict(module._modules)
-    return copied
+StepFunction = Callable[[Batch, Draws], StepResult]
 
 
 def step_precision(settings: TrainConfig, device: torch.device) -> torch.autocast:
@@ -73,32 +62,32 @@ class PlainStep:
     """A step as it is written down. Processes that share a batch take it together.
 
     Args:
-        model: what is trained; it may be a compiled view of it.
-        sigreg: the regulariser of the whole batch, over all processes.
-        optimizer: over the model's parameters.
+        method: what is trained; it may be a compiled view of it.
+        optimizer: over the method's parameters.
         settings: precision, clipping, kernels.
         processes: who shares the batch.
     """
 
     def __init__(
-        self, model: LeWM, sigreg: SIGReg, optimizer: torch.optim.Optimizer, settings: TrainConfig, processes: Processes
+        self, method: Method, optimizer: torch.optim.Optimizer, settings: TrainConfig, processes: Processes
     ) -> None:
-        self.model, self.sigreg, self.optimizer, self.settings = model, sigreg, optimizer, settings
+        self.method, self.optimizer, self.settings = method, optimizer, settings
         self._processes = processes
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
-    def __call__(self, batch: Batch, directions_DM: torch.Tensor) -> StepResult:
+    def __call__(self, batch: Batch, draws: Draws) -> StepResult:
         """Train on this process's part of a batch. Nothing in here waits for the device."""
         self.optimizer.zero_grad(set_to_none=True)
-        device = self.model.device
+        device = self.method.device
         with preferred_attention(device):
             with step_precision(self.settings, device):
-                losses = lewm_loss(self.model, self.sigreg, batch, directions_DM)
+                losses = self.method.losses(batch, draws, self._processes)
             # A batch's loss is the mean of its equal parts' losses, and so is its gradient.
             (losses.total / self._processes.count).backward()
         self._processes.sum_gradients(self._parameters)
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip_norm)
+        norm = clip_gradients(self.optimizer, self.settings.clip_norm)
         self.optimizer.step()
+        self.method.after_step()
         # The gradient too: a finite loss can have one that is not, and its step ruins every weight.
         finite = losses.total.detach().isfinite() & norm.isfinite()
         # Detached, also because a graph kept alive would tie a captured graph to the stream of an earlier step.
@@ -117,13 +106,13 @@ class CapturedStep:
         self._step, self._quiet = step, quiet
         self._stream = torch.cuda.Stream()
         self._plain_calls = 0
-        self._inputs: tuple[Batch, torch.Tensor] | None = None
+        self._inputs: tuple[Batch, Draws] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: StepResult | None = None
 
-    def __call__(self, batch: Batch, directions_DM: torch.Tensor) -> StepResult:
+    def __call__(self, batch: Batch, draws: Draws) -> StepResult:
         """Train on a batch: as usual the first times, then by capturing and replaying."""
-        inputs = self._load(batch, directions_DM)
+        inputs = self._load(batch, draws)
         if self._plain_calls < PLAIN_STEPS:
             self._plain_calls += 1
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -138,24 +127,24 @@ class CapturedStep:
         self._graph.replay()
         return self._result
 
-    def _load(self, batch: Batch, directions_DM: torch.Tensor) -> tuple[Batch, torch.Tensor]:
+    def _load(self, batch: Batch, draws: Draws) -> tuple[Batch, Draws]:
         """Copy a step's inputs to where the captured step reads them."""
         if self._inputs is None:
-            self._inputs = batch.map(torch.clone), directions_DM.clone()
-        mine, my_directions = self._inputs
-        new = (*batch.tensors(), directions_DM)
-        for place, tensor in zip((*mine.tensors(), my_directions), new, strict=True):
+            self._inputs = batch.map(torch.clone), {name: tensor.clone() for name, tensor in draws.items()}
+        mine, my_draws = self._inputs
+        places, new = (*mine.tensors(), *my_draws.values()), (*batch.tensors(), *draws.values())
+        for place, tensor in zip(places, new, strict=True):
             place.copy_(tensor, non_blocking=True)
         return self._inputs
 
-    def _capture(self, batch: Batch, directions_DM: torch.Tensor) -> None:
+    def _capture(self, batch: Batch, draws: Draws) -> None:
         self._quiet()
         gc.collect()  # an older graph that is freed while this one is captured would spoil it
         torch.cuda.empty_cache()  # a graph takes memory of its own: what the plain steps needed goes back first
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                self._result = self._step(batch, directions_DM)
+                self._result = self._step(batch, draws)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

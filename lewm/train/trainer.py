@@ -13,26 +13,23 @@ import torch
 from lewm.config import Config
 from lewm.data.windows import Windows, batch_indices
 from lewm.errors import TrainingError
-from lewm.model.sigreg import SIGReg
 from lewm.rng import derive_seed
-from lewm.train.batchnorm import measure_batchnorm
 from lewm.train.diagnostics import collapse_warning, diagnose
 from lewm.train.distributed import Processes
 from lewm.train.inputs import TrainingData
 from lewm.train.logs import MetricsLog
-from lewm.train.objective import Losses, lewm_loss
 from lewm.train.optim import learning_rate, set_learning_rate
 from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState
 from lewm.train.step import StepFunction, StepResult, step_precision
-from lewm.types import Batch
+from lewm.types import ALONE, Batch, Losses
 
 # Second element of the keys from which random streams are derived: what the stream is for.
-INITIAL_WEIGHTS, DROPOUT, WINDOWS, VALIDATION, DIRECTIONS, CALIBRATION = range(6)
+INITIAL_WEIGHTS, DROPOUT, WINDOWS, VALIDATION, DRAWS, CALIBRATION = range(6)
 
 
 class TrainingMonitor(Protocol):
-    """Told about a run as it goes; ``lewm.progress`` has the one for the command line."""
+    """Told about a run as it goes; the command line has one."""
 
     def note(self, message: str) -> None:
         """Something the user should read, once."""
@@ -54,7 +51,7 @@ class Trainer:
 
     Args:
         config: the run's settings.
-        state: model and optimiser.
+        state: method and optimiser.
         take_step: trains on this process's part of a batch.
         batches: that part, by step.
         data: its windows, for what is not a step.
@@ -76,42 +73,48 @@ class Trainer:
     ) -> None:
         self.config, self.state, self.data, self.run, self.monitor = config, state, data, run, monitor
         self.processes = processes
-        self._take_step, self.batches = take_step, batches
-        self.device = state.model.device
-        self.sigreg = make_sigreg(config)
+        self.take_step, self.batches = take_step, batches
+        self.device = state.method.device
         self.step = 0
         self.last_checkpoint: Path | None = None
         self.stop_requested = False
+        self._draws_seed = derive_seed(config.seed, DRAWS) >> 32
         # The first step whose loss or gradient was not finite; on the device, so that watching it costs no waiting.
         self._first_bad_step = torch.full((), math.inf, device=self.device)
-        self._calibrated_at = -1  # the step whose weights BatchNorm's statistics were last measured for
+        self._calibrated_at = self._saved_at = -1  # the steps whose weights were last calibrated, and saved
         self._latest: dict[str, float] = {}
         self._warned_of_collapse = False
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint of this run, which the first process reads for all."""
         read = self.processes.together(lambda: Run.read(folder) if self.processes.is_first else None)
-        content = self.processes.from_first(read)
-        assert content is not None
-        weights, tensors, progress = content
-        if progress["windows"] != len(self.data.training):
-            self.processes.fail(
-                TrainingError(
-                    f"{folder} was trained on {progress['windows']} windows, this dataset has "
-                    f"{len(self.data.training)}. Continue with the dataset the run began with, or start another run "
-                    "with --out."
-                )
-            )
-        self.state.load(weights, tensors, folder)
-        self.step, self.last_checkpoint = progress["step"], folder
+        saved = self.processes.from_first(read)
+        assert saved is not None
+        self._check_same_data(saved.dataset, saved.progress["windows"], folder)
+        self.processes.together(lambda: self.state.load(saved.weights, saved.moments, folder))
+        self.step = self._saved_at = saved.progress["step"]
+        self.last_checkpoint = folder
         self.monitor.note(f"Continuing {self.run.directory} at step {self.step}.")
+
+    def _check_same_data(self, digest: str | None, windows: int, folder: Path) -> None:
+        here = self.state.method.facts.digest
+        # What earlier versions wrote says only how many windows there were.
+        if windows == len(self.data.training) and digest in (None, here):
+            return
+        what = "another dataset" if windows == len(self.data.training) else f"{windows} windows"
+        self.processes.fail(
+            TrainingError(
+                f"{folder} was trained on {what}; this dataset has {len(self.data.training)}, and its digest is "
+                f"{str(here)[:12]}. Continue with the dataset the run began with, or start another run with --out."
+            )
+        )
 
     def fit(self) -> None:
         """Train up to config.train.steps, or until a stop is requested anywhere; ends with a checkpoint."""
         settings = self.config.train
         log = MetricsLog(self.run.directory, first_step=self.step + 1) if self.processes.is_first else None
         started, first_step = time.perf_counter(), self.step
-        self.state.model.train()
+        self.state.method.train()
         try:
             while self.step < settings.steps and not self._everyone_stops():
                 result = self.train_step()
@@ -125,7 +128,7 @@ class Trainer:
                 if last or self.step % settings.checkpoint_every == 0:
                     self._checkpoint()
                 self.monitor.step(self.step, settings.steps, self._latest)
-            if self.step < settings.steps or self.last_checkpoint is None:
+            if self._saved_at != self.step:
                 self._checkpoint()
         finally:
             if log:
@@ -139,30 +142,31 @@ class Trainer:
     def train_step(self) -> StepResult:
         """Train on the batch of this step; ``step`` is for the caller to count."""
         batch = self.batches(self.step)
-        directions_DM = self.sigreg.directions(self.config.model.embed_dim, self.step, self.device)
+        draws = self.state.method.draws(self._draws_seed, self.step, self.device)
         # Processes hold different windows and must not drop the same units of them.
         process = (self.processes.rank,) if self.processes.rank else ()
         torch.manual_seed(derive_seed(self.config.seed, DROPOUT, self.step, *process))
         set_learning_rate(self.state.optimizer, learning_rate(self.config.train, self.step))
-        result = self._take_step(batch, directions_DM)
+        result = self.take_step(batch, draws)
         bad_here = torch.where(result.finite, math.inf, float(self.step + 1))
         self._first_bad_step = torch.minimum(self._first_bad_step, bad_here)
         return result
 
     def _log(self, log: MetricsLog | None, losses: Losses, steps_per_second: float) -> None:
         self._stop_if_not_finite()
-        total, prediction = self.processes.mean(torch.stack([losses.total, losses.prediction])).tolist()
-        diagnostics = diagnose(self.processes.concatenate(losses.z_BTD))
-        self._latest = {
-            "loss": total,
-            "prediction_loss": prediction,
-            "sigreg_loss": losses.sigreg.item(),
-            "learning_rate": learning_rate(self.config.train, self.step - 1),
-            **diagnostics,
-        }
+        names = ("loss", *(f"{name}_loss" for name in losses.terms))
+        values = self.processes.mean(torch.stack([losses.total, *losses.terms.values()]).float()).tolist()
+        self._latest = dict(zip(names, values, strict=True))
+        self._latest["learning_rate"] = learning_rate(self.config.train, self.step - 1)
+        if losses.embeddings is not None:
+            diagnostics = diagnose(self.processes.concatenate(losses.embeddings))
+            self._latest |= diagnostics
+            self._warn_of_collapse(diagnostics, losses.embeddings.shape[-1])
         if log:
             log.write(self.step, {**self._latest, "steps_per_second": steps_per_second})
-        warning = collapse_warning(diagnostics, self.config.model.embed_dim)
+
+    def _warn_of_collapse(self, diagnostics: dict[str, float], embed_dim: int) -> None:
+        warning = collapse_warning(diagnostics, embed_dim, self.state.method.COLLAPSE_REMEDY)
         # An untrained encoder looks collapsed too; give the regulariser the warm-up to spread it.
         if warning and self.step > self.config.train.warmup_steps and not self._warned_of_collapse:
             self.monitor.note(f"Step {self.step}: {warning}")
@@ -173,28 +177,28 @@ class Trainer:
         """The losses on held-out windows; by one process, on whole batches."""
         settings = self.config.train
         self._calibrate()
-        model = self.state.model.eval()
-        totals = torch.zeros(3, device=self.device)
+        method = self.state.method.eval()
+        sums: dict[str, torch.Tensor] = {}
         for i, batch in enumerate(self._whole_batches(self.data.validation, settings.val_batches, VALIDATION)):
-            # The same directions for each validation: its curve shows the model, not the draw.
-            directions_DM = self.sigreg.directions(self.config.model.embed_dim, i, self.device)
+            # The same draws for each validation: its curve shows the model, not the draw.
+            draws = method.draws(self._draws_seed, i, self.device)
             with step_precision(settings, self.device):
-                losses = lewm_loss(model, self.sigreg, batch, directions_DM)
-            totals += torch.stack([losses.total, losses.prediction, losses.sigreg]).float()
-        self.state.model.train()
-        names = ("val/loss", "val/prediction_loss", "val/sigreg_loss")
-        return dict(zip(names, (totals / settings.val_batches).tolist(), strict=True))
+                losses = method.losses(batch, draws, ALONE)
+            terms = {"loss": losses.total} | {f"{name}_loss": term for name, term in losses.terms.items()}
+            sums = {name: sums.get(name, 0) + term.float() for name, term in terms.items()}
+        method.train()
+        return {f"val/{name}": (total / settings.val_batches).item() for name, total in sums.items()}
 
     def _calibrate(self) -> None:
-        """Give the model to evaluate the statistics of its weights; by the first process, whose model that is."""
+        """Give the method statistics that fit its weights; by the first process, whose model is saved."""
         settings = self.config.train
         if settings.calibration_batches == 0 or self._calibrated_at == self.step:
             return
         torch.manual_seed(derive_seed(self.config.seed, CALIBRATION))  # of dropout
         with step_precision(settings, self.device):
             batches = self._whole_batches(self.data.training, settings.calibration_batches, CALIBRATION)
-            measure_batchnorm(self.state.model, batches)
-        self.state.model.train()
+            self.state.method.calibrate(batches)
+        self.state.method.train()
         self._calibrated_at = self.step
 
     def _whole_batches(self, windows: Windows, count: int, purpose: int) -> Iterator[Batch]:
@@ -202,7 +206,7 @@ class Trainer:
         size = min(self.config.train.batch_size, len(windows))
         seed = derive_seed(self.config.seed, purpose)
         for i in range(count):
-            batch = windows.batch(batch_indices(len(windows), size, i, seed))
+            batch = windows.batch(batch_indices(len(windows), size, i, seed), (seed, i))
             yield batch.map(lambda tensor: tensor.to(self.device))
 
     def _checkpoint(self) -> None:
@@ -212,7 +216,10 @@ class Trainer:
         progress = {"windows": len(self.data.training), "env": self.config.env, "device": device}
         if self.processes.is_first:
             self._calibrate()
-            self.last_checkpoint = self.run.save(self.step, self.state, progress)
+            self.last_checkpoint, problems = self.run.save(self.step, self.state, progress)
+            for problem in problems:
+                self.monitor.note(problem)
+        self._saved_at = self.step
         self.last_checkpoint = self.processes.from_first(self.last_checkpoint)
 
     def _stop_if_not_finite(self) -> None:
@@ -226,11 +233,3 @@ class Trainer:
                 "the data with `lewm info`."
             )
         )
-
-
-def make_sigreg(config: Config, processes: Processes | None = None) -> SIGReg:
-    """The regulariser of a run: of one process's batch, or of the batch that ``processes`` share."""
-    seed = derive_seed(config.seed, DIRECTIONS) >> 32
-    if processes is None or processes.count == 1:
-        return SIGReg(config.sigreg, seed)
-    return SIGReg(config.sigreg, seed, processes.mean, processes.count)

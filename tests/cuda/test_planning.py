@@ -1,4 +1,4 @@
-"""Planning on a GPU: the same plans however they are batched and recorded."""
+"""Planning on a GPU: the same plans however they are batched and captured."""
 
 from dataclasses import replace
 
@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from lewm.config import EncoderConfig, IcemConfig, ModelConfig, PlanConfig, ScheduleName
-from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Planner, Request
-from lewm.types import ActionStats, Context
+from lewm.config import EncoderConfig, IcemConfig, PlanConfig, ScheduleName
+from lewm.methods.lewm import LeWM, LeWMConfig
+from lewm.plan.inputs import Request
+from lewm.plan.planner import Planner
+from lewm.types import ActionStats, Context, DataFacts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -20,7 +21,7 @@ CONFIG = PlanConfig(samples=64, elites=8, iterations=6, precision="float32")
 def model() -> LeWM:
     """The full-size predictor behind a small encoder, with weights that make plans matter."""
     torch.manual_seed(0)
-    model = LeWM(ModelConfig(EncoderConfig(image_size=28, depth=1)), ActionStats((0.1, -0.2), (0.8, 0.9)))
+    model = LeWM(LeWMConfig(EncoderConfig(image_size=28, depth=1)), DataFacts(ActionStats((0.1, -0.2), (0.8, 0.9))))
     for name, parameter in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(parameter, std=0.05)
@@ -51,7 +52,7 @@ def test_one_episode_alone_and_among_fifty(model: LeWM, frames: int) -> None:
     np.testing.assert_allclose(together[:8], alone, atol=1e-3)
 
 
-def test_recorded_and_launched_one_by_one(model: LeWM) -> None:
+def test_captured_and_launched_one_by_one(model: LeWM) -> None:
     asked = requests(5)
     graphed = actions(model, asked, CONFIG)
     np.testing.assert_allclose(graphed, actions(model, asked, replace(CONFIG, cuda_graph=False)), atol=1e-3)
@@ -60,7 +61,8 @@ def test_recorded_and_launched_one_by_one(model: LeWM) -> None:
 def test_the_models_recorded_actions_are_tried_on_a_gpu_as_elsewhere(
     model: LeWM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "recorded_actions", torch.rand(100, 30, 2, generator=torch.manual_seed(0)) - 0.5)
+    recorded = torch.rand(100, 30, 2, generator=torch.manual_seed(0)) - 0.5
+    monkeypatch.setattr(model, "facts", replace(model.facts, recorded=recorded))
     asked, config = requests(5), replace(CONFIG, solver="icem", icem=IcemConfig(recorded=2))
     graphed = actions(model, asked, config)
     np.testing.assert_allclose(graphed, actions(model, asked, replace(config, cuda_graph=False)), atol=1e-3)
@@ -68,7 +70,7 @@ def test_the_models_recorded_actions_are_tried_on_a_gpu_as_elsewhere(
     model.cuda()
 
 
-def test_a_recorded_step_serves_other_problems_of_its_shape(model: LeWM) -> None:
+def test_a_captured_step_serves_other_problems_of_its_shape(model: LeWM) -> None:
     planner = Planner(model, config=CONFIG)
     asked = requests(4)
     first = planner.plan_many(asked[:1])[0].actions
@@ -89,7 +91,7 @@ def test_the_device_changes_no_plan(model: LeWM, schedule: ScheduleName) -> None
 
 
 @pytest.mark.parametrize("solver", ["cem", "icem", "mppi", "adam"])
-def test_every_solver_can_be_recorded_and_lowers_the_cost(model: LeWM, solver: str) -> None:
+def test_every_solver_can_be_captured_and_lowers_the_cost(model: LeWM, solver: str) -> None:
     config = replace(CONFIG, solver=solver, samples=32, elites=8, iterations=10)
     asked = requests(3)
     plans = Planner(model, config=config).plan_many(asked)

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from lewm.config import Config
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
 from lewm.train.distributed import SINGLE
 from lewm.train.logs import read_metrics
-from lewm.train.loop import prepare, train
-from lewm.train.objective import Losses
+from lewm.train.loop import prepared, train
 from lewm.train.optim import learning_rate, make_optimizer, set_learning_rate
 from lewm.train.step import PLAIN_STEPS, CapturedStep, StepResult
 from lewm.train.trainer import SilentMonitor
-from lewm.types import Batch
+from lewm.types import Batch, Losses
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -58,8 +57,8 @@ def test_a_fast_step_is_the_plain_step(
     debug_config: Config, tmp_path: Path, changes: dict[str, Any], tolerance: float
 ) -> None:
     """In float32 and without dropout, whose units compiled code draws in another order."""
-    model = debug_config.model
-    config = replace(debug_config, model=replace(model, predictor=replace(model.predictor, dropout=0.0)))
+    model = debug_config.method
+    config = replace(debug_config, method=replace(model, predictor=replace(model.predictor, dropout=0.0)))
     train(on_gpu(config, tmp_path / "plain", precision="float32"))
     train(on_gpu(config, tmp_path / "fast", precision="float32", **changes))
     assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
@@ -72,12 +71,12 @@ def test_a_recorded_run_without_background_is_the_plain_one(
     """At a tenth of the other tests' learning rate: Adam's first steps have the size of the rate wherever a gradient is
     nothing but rounding, and two patches hardly vary. At 3e-3 plain runs whose first weights differ by 1e-7 are 2e-3
     apart after ten steps, at 3e-4 they stay within 6e-5."""
-    model, settings = debug_config.model, {"precision": "float32", "lr": 3e-4}
+    model, settings = debug_config.method, {"precision": "float32", "lr": 3e-4}
     predictor = replace(model.predictor, dropout=0.0)
 
     def run(name: str, kept: int, **changes: Any) -> list[float]:
         encoder = replace(model.encoder, kept_patches=kept)
-        config = replace(debug_config, model=replace(model, encoder=encoder, predictor=predictor))
+        config = replace(debug_config, method=replace(model, encoder=encoder, predictor=predictor))
         train(on_gpu(config, tmp_path / name, **settings, **changes))
         return losses(tmp_path / name)
 
@@ -91,8 +90,8 @@ def test_a_recorded_run_with_muon_is_the_plain_one(
     debug_config: Config, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Less closely than with AdamW: directions in which a gradient is mostly rounding are stepped along as well."""
-    model = debug_config.model
-    config = replace(debug_config, model=replace(model, predictor=replace(model.predictor, dropout=0.0)))
+    model = debug_config.method
+    config = replace(debug_config, method=replace(model, predictor=replace(model.predictor, dropout=0.0)))
     settings = {"precision": "float32", "optimizer": "muon"}
     train(on_gpu(config, tmp_path / "plain", **settings))
     train(on_gpu(config, tmp_path / "fast", **settings, **changes))
@@ -106,27 +105,28 @@ def way_with_muon(config: Config, device: torch.device, recorded: bool) -> torch
     """
     settings = replace(config.train, optimizer="muon", steps=12, lr=3e-3)
     torch.manual_seed(0)
-    model = LeWM(config.model).to(device)
+    model = LeWM(config.method).to(device)
     parameters = list(model.parameters())
     targets = [torch.randn(2, *p.shape).to(device) for p in parameters]
     optimizer = make_optimizer(model, settings)
     matrices = optimizer.param_groups[1]["params"]
     start = torch.cat([p.detach().flatten() for p in matrices])
 
-    def step(batch: Batch, weights: torch.Tensor) -> StepResult:  # noqa: ARG001
+    def step(batch: Batch, draws: dict[str, torch.Tensor]) -> StepResult:  # noqa: ARG001
+        weights = draws["weights"]
         optimizer.zero_grad(set_to_none=True)
         goals = [weights[0] * one + weights[1] * other for one, other in targets]
         loss = sum(((p - goal) ** 2).sum() for p, goal in zip(parameters, goals, strict=True))
         loss.backward()
         optimizer.step()
-        return StepResult(Losses(loss.detach(), loss.detach(), loss.detach(), weights), loss.detach().isfinite())
+        return StepResult(Losses(loss.detach(), {}), loss.detach().isfinite())
 
     taken = CapturedStep(step, quiet=lambda: None) if recorded else step
     nothing = Batch(torch.zeros(1, device=device), torch.zeros(1, device=device))
     for number in range(PLAIN_STEPS + 6):
         set_learning_rate(optimizer, learning_rate(settings, number))
         weights = torch.randn(2, generator=torch.Generator().manual_seed(number))
-        taken(nothing, weights.to(device))
+        taken(nothing, {"weights": weights.to(device)})
     return torch.cat([p.detach().flatten() for p in matrices]) - start
 
 
@@ -156,48 +156,48 @@ def test_dropout_of_a_recorded_step_is_a_function_of_seed_and_step(
 def test_each_replay_has_a_dropout_of_its_own(debug_config: Config, tmp_path: Path) -> None:
     """The same batch and frozen weights give another loss at every step, and the same one for the same seed."""
     config = on_gpu(debug_config, tmp_path / "run", cuda_graph=True)
-    trainer = prepare(config, "never", SINGLE, torch.device("cuda"), SilentMonitor())
-    trainer.state.model.train()
-    with torch.no_grad():  # open the predictor's gates, or dropout has nothing to act on
-        for parameter in trainer.state.model.predictor.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    batch = trainer.batches(0)
-    directions_DM = trainer.sigreg.directions(config.model.embed_dim, 0, trainer.device)
-    trainer.state.optimizer.param_groups[0]["lr"].zero_()
+    with prepared(config, "never", SINGLE, torch.device("cuda"), SilentMonitor()) as trainer:
+        method = trainer.state.method.train()
+        assert isinstance(method, LeWM)
+        with torch.no_grad():  # open the predictor's gates, or dropout has nothing to act on
+            for parameter in method.predictor.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        batch, draws = trainer.batches(0), method.draws(0, 0, trainer.device)
+        for group in trainer.state.optimizer.param_groups:
+            group["lr"].zero_()
 
-    def loss(seed: int) -> float:
-        torch.manual_seed(seed)
-        return trainer._take_step(batch, directions_DM).losses.total.item()
+        def loss(seed: int) -> float:
+            torch.manual_seed(seed)
+            return trainer.take_step(batch, draws).losses.total.item()
 
-    for seed in range(4):  # until it is recorded
-        loss(seed)
-    found = [loss(seed) for seed in (7, 8, 7)]
+        for seed in range(4):  # until it is recorded
+            loss(seed)
+        found = [loss(seed) for seed in (7, 8, 7)]
     assert found[0] != found[1]
     assert found[0] == pytest.approx(found[2], rel=1e-6)
 
 
 def test_the_host_does_not_wait_between_log_lines(debug_config: Config, tmp_path: Path) -> None:
     config = on_gpu(debug_config, tmp_path / "run", cuda_graph=True)
-    trainer = prepare(config, "never", SINGLE, torch.device("cuda"), SilentMonitor())
-    trainer.state.model.train()
-    for _ in range(5):
-        trainer.train_step()
-        trainer.step += 1
-    trainer.batches.wait()
-    trainer.batches._ahead = 0  # the thread that prepares batches may wait, and does
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(2):
+    with prepared(config, "never", SINGLE, torch.device("cuda"), SilentMonitor()) as trainer:
+        trainer.state.method.train()
+        for _ in range(5):
             trainer.train_step()
             trainer.step += 1
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        trainer.batches.close()
+        trainer.batches.wait()
+        trainer.batches._ahead = 0  # the thread that prepares batches may wait, and does
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(2):
+                trainer.train_step()
+                trainer.step += 1
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_bf16_stays_close_to_float32(debug_config: Config) -> None:
     torch.manual_seed(0)
-    model = LeWM(debug_config.model).cuda().eval()
+    model = LeWM(debug_config.method).cuda().eval()
     frames = torch.randint(0, 256, (16, 28, 28, 3), dtype=torch.uint8, device="cuda")
     with torch.no_grad():
         exact = model.encode(frames)

@@ -19,7 +19,7 @@ def numbered_episodes(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Episodes in which every pixel is the row's number modulo 256, and the action (row, -row).
 
-    With a stride they have only every so-manieth frame, from the one on that ``phases`` names for each.
+    With a stride they have only one frame in so many, from the one on that ``phases`` names for each.
     """
     start = 0
     for length, phase in zip(lengths, phases or [0] * len(lengths), strict=True):

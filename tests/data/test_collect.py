@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
+from lewm.config import CollectConfig
 from lewm.data import collect as collect_module
-from lewm.data.collect import HELD_OUT_SEED, PART_EPISODES, CollectReport, collect, generate_episode
+from lewm.data.collect import PART_EPISODES, CollectReport, collect
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.data.store import EpisodeStore
-from lewm.envs.registry import env_entry, make_env
+from lewm.envs import registry
+from lewm.envs.registry import env_entry, make_env, register_env
 from lewm.errors import DataError, EnvError, FileError
 
 RESOLUTION = 14
@@ -40,13 +46,22 @@ import lewm
 from lewm.envs import EnvEntry
 
 lewm.register_env(EnvEntry("own", "own/Room-v0", "own:OwnRoom", "own:TwoRoomExpert", 20, 2, ("x", "y"), "A room."))
-report = lewm.collect("own", "data.h5", 40, resolution=8, workers=3)
+report = lewm.collect("own", "data.h5", lewm.CollectConfig(episodes=40, resolution=8, workers=3))
 assert report.new_episodes == 40
 """
 
 
-def collect_tiny(out: Path, episodes: int = EPISODES, seed: int = 11, workers: int = 1) -> CollectReport:
-    return collect("tworoom", out, episodes, resolution=RESOLUTION, seed=seed, workers=workers)
+BROKEN_EXPERT = """
+from lewm.envs.experts import TwoRoomExpert
+
+class BrokenExpert(TwoRoomExpert):
+    def act(self, state, goal):
+        raise ValueError("no idea")
+"""
+
+
+def collect_tiny(out: Path, episodes: int = EPISODES, seed: int = 11, **options: Any) -> CollectReport:
+    return collect("tworoom", out, CollectConfig(episodes, **{"resolution": RESOLUTION, "workers": 1} | options), seed)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +123,7 @@ def test_an_extended_file_is_the_one_collected_at_once(tmp_path: Path, reference
 
 
 def test_with_a_frame_stride_only_frames_are_missing(tmp_path: Path, reference: Path) -> None:
-    report = collect("tworoom", tmp_path / "data.h5", EPISODES, RESOLUTION, 11, workers=2, frame_stride=5)
+    report = collect_tiny(tmp_path / "data.h5", workers=2, frame_stride=5)
     with EpisodeStore(tmp_path / "data.h5") as strided, EpisodeStore(reference) as whole:
         assert strided.columns == whole.columns
         for name in whole.columns:
@@ -126,7 +141,7 @@ def test_with_a_frame_stride_only_frames_are_missing(tmp_path: Path, reference: 
 def test_with_exploration_starts_are_the_same_and_actions_are_not(tmp_path: Path, reference: Path) -> None:
     paths = [tmp_path / f"{workers}.h5" for workers in (1, 2)]
     for workers, path in zip((1, 2), paths, strict=True):
-        collect("tworoom", path, EPISODES, RESOLUTION, 11, workers, exploration=0.9)
+        collect_tiny(path, workers=workers, exploration=0.9)
     assert_same_content(*paths)
     with EpisodeStore(paths[0]) as exploring, EpisodeStore(reference) as plain:
         starts = [store.read_column("state")[store.offsets] for store in (exploring, plain)]
@@ -232,7 +247,7 @@ def test_workers_do_not_outlive_a_killed_parent(
 def test_a_simulator_that_is_not_installed_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lewm.envs.reacher_expert", None)  # as if its imports failed
     with pytest.raises(EnvError, match=r"^Environment 'reacher' needs the package .*lewm\[mujoco\]"):
-        collect("reacher", tmp_path / "data.h5", 2, RESOLUTION, workers=1)
+        collect("reacher", tmp_path / "data.h5", CollectConfig(2, RESOLUTION, workers=1))
     assert names_in(tmp_path) == []
 
 
@@ -242,11 +257,11 @@ def test_other_settings_are_refused_and_named(tmp_path: Path, reference: Path) -
     with pytest.raises(DataError, match="seed is 11 there, but 12 was asked for"):
         collect_tiny(out, EPISODES + 1, seed=12)
     with pytest.raises(DataError, match="resolution is 14 there, but 28 was asked for"):
-        collect("tworoom", out, EPISODES, resolution=28, seed=11, workers=1)
+        collect_tiny(out, resolution=28)
     with pytest.raises(DataError, match="frame_stride is 1 there, but 5 was asked for"):
-        collect("tworoom", out, EPISODES, RESOLUTION, seed=11, workers=1, frame_stride=5)
+        collect_tiny(out, frame_stride=5)
     with pytest.raises(DataError, match=r"exploration is 0\.0 there, but 0\.5 was asked for"):
-        collect("tworoom", out, EPISODES, RESOLUTION, seed=11, workers=1, exploration=0.5)
+        collect_tiny(out, exploration=0.5)
     assert out.read_bytes() == reference.read_bytes()
 
 
@@ -258,6 +273,45 @@ def test_parts_of_another_collection_are_not_touched(tmp_path: Path, reference: 
     with pytest.raises(DataError, match=r"parts/.*seed is 11 there.* remove it"):
         collect_tiny(tmp_path / "data.h5", episodes=3, seed=12)
     assert foreign.exists()
+
+
+def test_nothing_but_a_dataset_is_replaced(tmp_path: Path) -> None:
+    notes, folder, link = tmp_path / "notes.h5", tmp_path / "folder.h5", tmp_path / "link.h5"
+    notes.write_text("not a dataset")
+    folder.mkdir()
+    link.symlink_to(notes)
+    for out in (notes, folder, link, tmp_path / "data", tmp_path / "data.json"):
+        with pytest.raises(FileError, match=r"Choose another place|name of a file|Rename it"):
+            collect_tiny(out, 2)
+    assert notes.read_text() == "not a dataset"
+    assert sorted(names_in(tmp_path)) == ["folder.h5", "link.h5", "notes.h5"]
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).touch()
+    with pytest.raises(FileError, match="lies inside the model"):
+        collect_tiny(model / "data.h5", 2)
+
+
+def test_what_else_is_beside_parts_stays(tmp_path: Path) -> None:
+    parts = tmp_path / "data.h5.parts"
+    parts.mkdir()
+    (parts / "notes.txt").write_text("mine")
+    (parts / "pictures").mkdir()
+    assert collect_tiny(tmp_path / "data.h5", 2).episodes == 2
+    assert (parts / "notes.txt").read_text() == "mine"
+    assert sorted(names_in(parts)) == ["notes.txt", "pictures"]
+
+
+def test_a_worker_that_cannot_write_says_so(tmp_path: Path) -> None:
+    """A process that may only write small files fails as on a full disk, and so do its workers."""
+    code = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)); "
+    code += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); import sys; from lewm import cli; sys.exit(cli.run("
+    code += "['collect', 'tworoom', '--episodes', '32', '--resolution', '28', '--workers', '2', '--out', 'data.h5']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert re.fullmatch(r"Error: data\.h5\.parts/.*\.h5 cannot be written \(File too large\).*\n", done.stderr)
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_two_writers_of_one_file_are_kept_apart(tmp_path: Path) -> None:
@@ -281,16 +335,21 @@ def test_a_failing_episode_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_worker_reports_its_failing_episode(tmp_path: Path) -> None:
-    # Frames without pixels: the environment refuses them inside the worker processes.
-    with pytest.raises(DataError, match=r"Episode \d+ of tworoom .*resolution must be a positive"):
-        collect("tworoom", tmp_path / "data.h5", EPISODES, resolution=0, seed=0, workers=2)
+def test_a_worker_reports_its_failing_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN_EXPERT)
+    monkeypatch.syspath_prepend(tmp_path)  # where workers look as well
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    monkeypatch.setattr(gymnasium, "registry", dict(gymnasium.registry))
+    register_env(replace(env_entry("tworoom"), name="broken", gym_id="own/Broken-v0", expert="broken:BrokenExpert"))
+    with pytest.raises(DataError, match=r"Episode \d+ of broken .*ValueError\('no idea'\)"):
+        collect("broken", tmp_path / "data.h5", CollectConfig(EPISODES, RESOLUTION, workers=2))
 
 
 def test_progress_counts_episodes_up_to_the_total(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     total = PART_EPISODES + 2
-    collect("tworoom", tmp_path / "d.h5", total, RESOLUTION, 0, 1, lambda *counts: seen.append(counts))
+    settings = CollectConfig(total, RESOLUTION, workers=1)
+    collect("tworoom", tmp_path / "d.h5", settings, on_progress=lambda *counts: seen.append(counts))
     assert seen == [(0, total), (PART_EPISODES, total), (total, total)]
 
 
@@ -310,7 +369,7 @@ def test_an_interrupt_anywhere_ends_the_workers_before_the_lock_is_given_up(tmp_
 
     out = tmp_path / "data.h5"
     with pytest.raises(KeyboardInterrupt):
-        collect("tworoom", out, 20 * PART_EPISODES, RESOLUTION, 0, workers=2, on_progress=interrupt)
+        collect("tworoom", out, CollectConfig(20 * PART_EPISODES, RESOLUTION, workers=2), on_progress=interrupt)
     assert len(seen_at_work) == 2
     assert child_processes() == before
     assert names_in(tmp_path) == ["data.h5.parts"]
@@ -341,26 +400,23 @@ def test_a_worker_that_dies_is_reported_and_its_finished_parts_are_kept(tmp_path
     before = child_processes()
     out = tmp_path / "data.h5"
     with pytest.raises(DataError, match=r"process died.*Collect again"):
-        collect("tworoom", out, 8 * PART_EPISODES, RESOLUTION, 0, workers=2, on_progress=kill_one)
+        collect("tworoom", out, CollectConfig(8 * PART_EPISODES, RESOLUTION, workers=2), on_progress=kill_one)
     assert list((tmp_path / "data.h5.parts").glob("*.h5"))
     assert not out.exists()
 
 
-def test_bad_requests_create_nothing(tmp_path: Path) -> None:
-    with pytest.raises(EnvError, match="Did you mean 'tworoom'"):
-        collect("twoo_room", tmp_path / "folder" / "data.h5", 5)
-    with pytest.raises(DataError, match="episodes must be at least 1"):
-        collect("tworoom", tmp_path / "folder" / "data.h5", 0)
-    with pytest.raises(DataError, match="frame_stride must be at least 1, got 0"):
-        collect("tworoom", tmp_path / "folder" / "data.h5", 5, frame_stride=0)
-    with pytest.raises(DataError, match=r"exploration must be in \[0, 1\), got 1"):
-        collect("tworoom", tmp_path / "folder" / "data.h5", 5, exploration=1)
-    with pytest.raises(DataError, match=r"mistakes must be in \[0, 1\), got -0\.1"):
-        collect("tworoom", tmp_path / "folder" / "data.h5", 5, mistakes=-0.1)
-    with pytest.raises(EnvError, match="tworoom has no expert that makes mistakes"):
-        collect("tworoom", tmp_path / "folder" / "data.h5", 5, mistakes=0.1)
-    with pytest.raises(EnvError, match="tworoom has no expert that replays"):
-        collect("tworoom", tmp_path / "folder" / "data.h5", 5, demos="demos.npz")
-    with pytest.raises(DataError, match="held out"):
-        collect("tworoom", tmp_path / "folder" / "data.h5", 5, seed=HELD_OUT_SEED)
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        ("twoo_room", {}, "Did you mean 'tworoom'"),
+        ("tworoom", {"mistakes": 0.1}, "tworoom has no expert that makes mistakes"),
+        ("tworoom", {"demos": "demos.npz"}, "tworoom has no expert that replays"),
+        ("tworoom", {"seed": HELD_OUT_SEED}, "held out"),
+        ("tworoom", {"seed": -1}, "at least 0, got -1"),
+    ],
+)
+def test_bad_requests_create_nothing(tmp_path: Path, env: str, options: dict[str, Any], message: str) -> None:
+    seed = options.pop("seed", 0)
+    with pytest.raises((DataError, EnvError), match=message):
+        collect(env, tmp_path / "folder" / "data.h5", CollectConfig(5, **options), seed)
     assert names_in(tmp_path) == []

@@ -14,7 +14,6 @@ from lewm.data.stats import (
     RECORDED_STEPS,
     action_stats,
     background,
-    changed_patches,
     recorded_actions,
 )
 from lewm.data.store import EpisodeStore
@@ -121,13 +120,3 @@ def test_episodes_without_a_frame_have_no_background(tiny_store: Callable[..., E
     store = tiny_store([6, 1], stride=3, phases=[0, 2])
     with pytest.raises(DataError, match="have no frames"):
         background(store, np.array([1]))
-
-
-def test_patches_that_differ_by_more_than_a_grey_level_are_counted() -> None:
-    empty = np.full((4, 4, 3), 100, np.uint8)
-    frames = np.stack([empty] * 4)
-    frames[1, 0, 0] = 90  # of a patch of 12 numbers three by ten: 2.5 on average
-    frames[2, 0, 0] = 98  # 0.5
-    frames[3, 1:3, 1:3] = 255  # one pixel of every patch
-    assert changed_patches(frames, empty, patch_size=2).tolist() == [0, 1, 0, 4]
-    assert changed_patches(frames, empty, patch_size=2, threshold=0.4).tolist() == [0, 1, 1, 4]

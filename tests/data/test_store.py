@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 import zlib
@@ -293,7 +295,7 @@ def test_a_full_disk_is_reported_and_changes_nothing(write_tiny: WriteTiny, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(FileError, match=r"tiny\.h5 cannot be written .*No space left.* MiB are free"):
+    with pytest.raises(FileError, match=r"The disk is full: .*tiny\.h5 could not be written"):
         write_tiny([7])
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
@@ -319,6 +321,23 @@ except FileError as error:
     assert done.returncode == 1, "neither success nor a crash"
     assert done.stderr.startswith(f"refused: {tmp_path}/data.h5 cannot be written (File too large)")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_writer_leaves_nothing_that_stays(write_tiny: WriteTiny, tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+import numpy as np
+from lewm.data.store import write_episodes
+def episodes():
+    yield {"pixels": np.zeros((2, 4, 4, 3), np.uint8), "action": np.zeros((2, 2), np.float32)}
+    os.kill(os.getpid(), signal.SIGKILL)
+write_episodes(sys.argv[1], episodes(), {})
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "tiny.h5")]
+    assert subprocess.run(command, cwd=Path(__file__).parents[2]).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1, "what it had begun"
+    write_tiny([3])
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.h5"]
 
 
 def test_merged_parts_are_the_file_that_would_have_been_written_at_once(write_tiny: WriteTiny) -> None:
@@ -359,6 +378,8 @@ def test_parts_with_some_of_the_frames_are_merged(write_tiny: WriteTiny) -> None
         (lambda x: x[::-1], "frame_row must increase within the 12 rows"),
         (lambda x: x + 3, "frame_row must increase within the 12 rows"),
         (lambda x: x.astype(float), "frame_row must be one integer"),
+        (lambda x: x - (x == 3), "after row 0, the next frame is not 3 rows on"),
+        (lambda x: x + (x == 10), "after row 7, the next frame is not 3 rows on"),
     ],
 )
 def test_wrong_frame_rows_are_refused(
@@ -373,6 +394,83 @@ def test_a_stride_that_is_not_recorded_is_refused(write_tiny: WriteTiny) -> None
     path = edit(write_tiny([7, 5], stride=3), lambda file: file.attrs.pop("frame_stride"))
     with pytest.raises(DataError, match="frame_stride 0, not a positive number"):
         EpisodeStore(path)
+
+
+# -- digests --------------------------------------------------------------------------------------------------------
+
+
+def digest_of(path: Path) -> str:
+    with EpisodeStore(path) as store:
+        assert store.digest is store.digest, "computed once"
+        return store.digest
+
+
+def test_the_same_episodes_have_one_digest_however_they_were_made(write_tiny: WriteTiny, tmp_path: Path) -> None:
+    path = write_tiny([90, 40])
+    expected = digest_of(path)
+    merge_files([path], tmp_path / "merged.h5", {"environment": "lewm/Other-v0"})
+    assert digest_of(tmp_path / "merged.h5") == expected, "what the attributes say is not content"
+    assert digest_of(Path(shutil.copy(path, tmp_path / "copy.h5"))) == expected
+
+
+def change_frame(frame: int, stored: bytes | None = None) -> Callable[[h5py.File], None]:
+    """Puts another picture in a frame's place, of another size, or just these bytes."""
+
+    def change(file: h5py.File) -> None:
+        noise = np.random.default_rng(frame).integers(0, 256, (4, 4, 3), np.uint8).tobytes()
+        file["pixels"].id.write_direct_chunk((frame, 0, 0, 0), stored or zlib.compress(noise))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_column("action", lambda x: x + np.float32(1e-5) * (np.arange(len(x)) == 77)[:, None]),
+        change_frame(0),
+        change_frame(78),  # whose pixels are not looked at
+        change_frame(129),
+        # As many bytes as before, in a frame whose pixels are looked at: the first of the 64 and the last.
+        change_frame(0, zlib.compress(bytes([9]) * 48)),
+        change_frame(129, zlib.compress(bytes([9]) * 48)),
+    ],
+)
+def test_another_dataset_of_the_same_size_has_another_digest(
+    write_tiny: WriteTiny, change: Callable[[h5py.File], None]
+) -> None:
+    def compressed_alike(file: h5py.File) -> None:
+        for frame in range(130):
+            change_frame(frame, zlib.compress(bytes([frame]) * 48))(file)
+
+    path = edit(write_tiny([90, 40]), compressed_alike)
+    before = digest_of(path)
+    assert digest_of(edit(path, lambda _file: None)) == before, "opening it for writing changes nothing"
+    assert digest_of(edit(path, change)) != before
+    assert digest_of(write_tiny([40, 90], "other.h5")) != digest_of(write_tiny([90, 40], "plain.h5"))
+
+
+def test_the_rows_of_frames_and_their_size_count(write_tiny: WriteTiny, tmp_path: Path) -> None:
+    first = write_tiny([12], "a.h5", 4, [0])
+    assert digest_of(first) != digest_of(write_tiny([12], "b.h5", 4, [3]))
+    black = {"action": np.zeros((3, 2), np.float32)}
+    for size in (4, 8):
+        write_episodes(tmp_path / f"{size}.h5", [{"pixels": np.zeros((3, size, size, 3), np.uint8), **black}], {})
+    assert digest_of(tmp_path / "4.h5") != digest_of(tmp_path / "8.h5")
+
+
+@pytest.mark.parametrize("options", [{"chunks": (3, 4, 4, 3), "compression": "gzip"}, {"chunks": None}])
+def test_other_layouts_have_digests_too(write_tiny: WriteTiny, options: dict) -> None:
+    def store_differently(value: int) -> Callable[[h5py.File], None]:
+        def change(file: h5py.File) -> None:
+            pixels = file["pixels"][:]
+            pixels[129] = value
+            del file["pixels"]
+            file.create_dataset("pixels", data=pixels, **options)
+
+        return change
+
+    plain, same, other = (edit(write_tiny([130], f"{n}.h5"), store_differently(n // 2)) for n in range(3))
+    assert digest_of(other) != digest_of(plain) == digest_of(same)
 
 
 def test_files_that_do_not_belong_together_are_not_merged(write_tiny: WriteTiny, tmp_path: Path) -> None:

@@ -17,18 +17,19 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import nn
 
 from lewm import checkpoint
-from lewm.config import Config, preset
+from lewm.config import CollectConfig, Config
 from lewm.errors import ConfigError, TrainingError
-from lewm.model.world_model import LeWM
+from lewm.methods.lewm import LeWM
+from lewm.presets import preset
 from lewm.train import distributed
 from lewm.train.distributed import Processes, join_processes, share_batchnorm
 from lewm.train.logs import read_metrics
 from lewm.train.loop import train
 from lewm.train.step import PlainStep
-from lewm.train.trainer import make_sigreg
-from lewm.types import ActionStats, Batch
+from lewm.types import ALONE, ActionStats, Batch, DataFacts, Losses, Peers
 
 BATCH = 8
 
@@ -38,14 +39,22 @@ BATCH = 8
 
 def without_dropout(config: Config) -> Config:
     """Dropout is drawn per process; without it, dividing a batch changes nothing but rounding."""
-    return replace(config, model=replace(config.model, predictor=replace(config.model.predictor, dropout=0.0)))
+    return replace(config, method=replace(config.method, predictor=replace(config.method.predictor, dropout=0.0)))
 
 
-def one_step(processes: Processes, naive: bool) -> dict[str, torch.Tensor]:
+class Isolated(LeWM):
+    """Each process computes its statistics over its own part of a batch."""
+
+    def losses(self, batch: Batch, draws: dict[str, torch.Tensor], peers: Peers) -> Losses:  # noqa: ARG002
+        return super().losses(batch, draws, ALONE)
+
+
+def one_step(processes: Processes, naive: bool, kind: str = "vit") -> dict[str, torch.Tensor]:
     """Losses, gradients and BatchNorm statistics after one step on this process's part of a fixed batch."""
     config = without_dropout(preset("debug"))
+    settings = replace(config.method, encoder=replace(config.method.encoder, kind=kind))
     torch.manual_seed(0)
-    model = LeWM(config.model, ActionStats((0.0, 0.0), (1.0, 1.0)))
+    model = (Isolated if naive else LeWM)(settings, DataFacts(ActionStats((0.0, 0.0), (1.0, 1.0))))
     # As after some training: gates are open, and frames do not look alike, which would amplify rounding.
     with torch.no_grad():
         for parameter in model.parameters():
@@ -55,20 +64,45 @@ def one_step(processes: Processes, naive: bool) -> dict[str, torch.Tensor]:
     part = processes.part_of(BATCH)
     if not naive:
         share_batchnorm(model, processes)
-    sigreg = make_sigreg(config, None if naive else processes)
-    settings = replace(config.train, clip_norm=1e9)
-    step = PlainStep(model, sigreg, torch.optim.SGD(model.parameters(), lr=0.0), settings, processes)
-    losses = step(batch.map(lambda tensor: tensor[part]), sigreg.directions(8, 0, model.device)).losses
+    training = replace(config.train, clip_norm=1e9)
+    optimizer = torch.optim.SGD([{"params": list(model.parameters()), "clip": ""}], lr=0.0)
+    step = PlainStep(model, optimizer, training, processes)
+    losses = step(batch.map(lambda tensor: tensor[part]), model.draws(0, 0, model.device)).losses
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     buffers = {name: b for name, b in model.named_buffers() if "running" in name}
-    return {"loss": processes.mean(losses.total), "sigreg": losses.sigreg, **gradients, **buffers}
+    return {"loss": processes.mean(losses.total), "sigreg": losses.terms["sigreg"], **gradients, **buffers}
+
+
+def step_on_images(processes: Processes, shared: bool) -> dict[str, torch.Tensor]:
+    """Outputs, gradients and statistics of BatchNorms between convolutions, on this process's part of some images."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 4, 3, stride=2), nn.BatchNorm2d(4)
+    )
+    images = 2 * torch.randn(BATCH, 3, 12, 10) + torch.arange(BATCH).view(-1, 1, 1, 1)  # not alike in each part
+    part = processes.part_of(BATCH)
+    weights = torch.randn(BATCH, 4, 4, 3)[part]
+    if shared:
+        share_batchnorm(network, processes)
+    mine = images[part].clone().requires_grad_()
+    outputs = network(mine)
+    ((outputs.square() * weights).mean() / processes.count).backward()
+    processes.sum_gradients(network.parameters())
+    evaluated = network.eval()(images[:2])
+    whole = {"outputs": outputs, "images' gradient": mine.grad}
+    gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
+    found = {name: processes.concatenate(tensor.detach()) for name, tensor in whole.items()}
+    return found | gradients | dict(network.named_buffers()) | {"evaluated": evaluated.detach()}
 
 
 def worker(rank: int, count: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
     processes = Processes(rank, count)
-    found = {naive: one_step(processes, naive) for naive in (False, True)}
+    found: dict[Any, Any] = {naive: one_step(processes, naive) for naive in (False, True)}
+    found["images"] = {shared: step_on_images(processes, shared) for shared in (False, True)}
+    if count == 2:
+        found["resnet18"] = one_step(processes, naive=False, kind="resnet18")
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -86,6 +120,30 @@ def test_processes_have_the_loss_and_gradient_of_one(count: int, tmp_path: Path)
         naive_error = max((found[True][name] - expected).abs().max() for name, expected in alone.items())
         assert naive_error > 1e-2
         assert abs(found[True]["sigreg"] - alone["sigreg"]) > 1e-2
+        check_images(found["images"])
+        if count == 2:
+            check_resnet(found["resnet18"])
+
+
+def check_images(found: dict[bool, dict[str, torch.Tensor]]) -> None:
+    """BatchNorms that are shared do what one does with all images; others do not."""
+    alone = step_on_images(Processes(), shared=False)
+    assert {name for name in alone if "running" in name} == {
+        f"{i}.running_{m}" for i in (1, 4) for m in ("mean", "var")
+    }
+    for name, expected in alone.items():
+        torch.testing.assert_close(found[True][name], expected, rtol=1e-4, atol=1e-5, msg=name)
+    for name in ("outputs", "images' gradient", "1.running_mean", "0.weight", "evaluated"):
+        assert (found[False][name] - alone[name]).norm() > 1e-2 * alone[name].norm(), name
+
+
+def check_resnet(found: dict[str, torch.Tensor]) -> None:
+    """Twenty BatchNorms behind one another, as one process has them."""
+    alone = one_step(Processes(), naive=False, kind="resnet18")
+    assert found.keys() == alone.keys()
+    assert sum(name.startswith("encoder.") and name.endswith("running_var") for name in alone) == 20
+    for name, expected in alone.items():
+        assert (found[name] - expected).norm() <= 1e-3 * expected.norm() + 1e-6, name
 
 
 def test_a_batch_is_divided_into_equal_parts() -> None:
@@ -124,7 +182,7 @@ def options(config: Config, run: Path, steps: int, **changes: Any) -> list[str]:
     settings = {"steps": steps, "batch-size": 8, "checkpoint-every": 10, "log-every": 1}
     settings |= changes
     values = [f"--train.{name}={value}" for name, value in settings.items()]
-    common = ["--model.predictor.dropout=0", "--device=cpu", f"--data={config.data}", f"--out={run}"]
+    common = ["--method.predictor.dropout=0", "--device=cpu", f"--data={config.data}", f"--out={run}"]
     return ["train", "debug", *values, *common]
 
 
@@ -234,13 +292,13 @@ def test_mistakes_are_explained_once_and_nothing_hangs(debug_config: Config, tmp
     other_data = tmp_path / "other.h5"
     from lewm.data.collect import collect
 
-    collect(debug_config.env, other_data, 9, 28, 5, workers=1)
+    collect(debug_config.env, other_data, CollectConfig(9, 28, workers=1), seed=5)
     plain, differ = ("-m", "lewm"), str(script)
     cases = [
         ((*plain, *options(debug_config, run, 5, **{"batch-size": 9})), "must be a multiple of the 2 processes"),
         ((*plain, *options(debug_config, run, 5, **{"batch-size": 5000})), "fewer than one batch of 5000"),
         ((differ, "settings", *options(debug_config, run, 5)), "do not have the same settings: seed (0 / 1)"),
-        ((differ, str(other_data), *options(debug_config, run, 5)), "do not have the same dataset: SHA-256"),
+        ((differ, str(other_data), *options(debug_config, run, 5)), "do not have the same dataset: digest ("),
         ((differ, "nowhere.h5", *options(debug_config, run, 5)), "Process 1: "),
     ]
     started = [(torchrun(2, *arguments), message) for arguments, message in cases]

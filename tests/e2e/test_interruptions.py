@@ -20,7 +20,6 @@ from lewm.config import Config
 from lewm.files import read_json
 from lewm.train.logs import read_metrics
 from lewm.train.loop import train
-from lewm.train.run import OPTIMIZER
 
 STEPS, CHECKPOINT_EVERY = 120, 15
 
@@ -53,7 +52,7 @@ def saved_step(run: Path) -> int:
 
 def saved_tensors(run: Path) -> dict[str, torch.Tensor]:
     folder = run / "checkpoints" / f"step_{STEPS:07d}"
-    return checkpoint.read_tensors(folder / checkpoint.WEIGHTS) | checkpoint.read_tensors(folder / OPTIMIZER)
+    return checkpoint.read_tensors(folder / checkpoint.WEIGHTS) | checkpoint.read_tensors(folder / checkpoint.OPTIMIZER)
 
 
 @pytest.mark.timeout(300)
@@ -96,8 +95,9 @@ def test_every_kind_of_interruption(debug_config: Config, tmp_path: Path, monkey
 
 COLLECT = """
 import sys
-from lewm.data.collect import collect
-collect("tworoom", sys.argv[1], episodes=100, resolution=28, seed=3, workers=2, frame_stride=2)
+import lewm
+settings = lewm.CollectConfig(episodes=100, resolution=28, workers=2, frame_stride=2)
+lewm.collect("tworoom", sys.argv[1], settings, seed=3)
 """
 
 

@@ -5,7 +5,9 @@ import pytest
 
 pytest.importorskip("mujoco")
 
-from lewm.data.collect import collect, generate_episode
+from lewm.config import CollectConfig
+from lewm.data.collect import collect
+from lewm.data.generate import generate_episode
 from lewm.data.store import EpisodeStore
 from lewm.envs import cube, make_expert
 from lewm.envs.cube import (
@@ -245,7 +247,7 @@ def test_an_expert_that_is_hardly_ever_mistaken_grasps_the_cube():
 
 
 def test_mistakes_are_part_of_what_a_collection_is_known_by(tmp_path):
-    collect("cube", tmp_path / "data.h5", 2, resolution=28, workers=1, mistakes=0.5)
+    collect("cube", tmp_path / "data.h5", CollectConfig(episodes=2, resolution=28, workers=1, mistakes=0.5))
     with EpisodeStore(tmp_path / "data.h5") as store:
         assert store.attributes["mistakes"] == 0.5
         states = store.read_column("state")
@@ -253,4 +255,4 @@ def test_mistakes_are_part_of_what_a_collection_is_known_by(tmp_path):
     np.testing.assert_array_equal(states[: len(mistaken)], mistaken)
     assert not np.array_equal(plain, mistaken)
     with pytest.raises(DataError, match=r"mistakes is 0\.5 there, but 0\.0 was asked for"):
-        collect("cube", tmp_path / "data.h5", 3, resolution=28, workers=1)
+        collect("cube", tmp_path / "data.h5", CollectConfig(episodes=3, resolution=28, workers=1))

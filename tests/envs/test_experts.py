@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from lewm.data.collect import generate_episode
+from lewm.data.generate import generate_episode
 from lewm.envs import env_entry, make_env, make_expert
 from lewm.envs.experts import TwoRoomExpert
 from lewm.rng import derive_seed, stream

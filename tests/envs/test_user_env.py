@@ -63,7 +63,7 @@ def test_the_example_from_collecting_to_evaluating(folder: Path) -> None:
     with h5py.File(folder / "puck.h5") as file:
         assert file.attrs["environment"] == "mine/Puck-v0"
         assert len(file["ep_len"]) == 20
-    results = json.loads(next(folder.glob("run/checkpoints/*/evaluation.json")).read_text())
+    results = json.loads(next(folder.glob("run/evaluations/step_0000002/*.json")).read_text())
     assert results["environment"] == "mine/Puck-v0"
     assert len(results["episodes"]) == 2
 
@@ -92,7 +92,8 @@ def test_a_mistake_in_the_module_is_shown_as_it_is(folder: Path) -> None:
 def test_a_script_collects_with_processes_that_import_its_module(folder: Path) -> None:
     """The workers are told of the entry, and then import the module that registers it once more."""
     script = (
-        "import my_world, lewm; print(lewm.collect('puck', 'out.h5', episodes=20, resolution=8, workers=2).episodes)"
+        "import my_world, lewm; settings = lewm.CollectConfig(episodes=20, resolution=8, workers=2); "
+        "print(lewm.collect('puck', 'out.h5', settings).episodes)"
     )
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])])}
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, env=environ, capture_output=True, text=True)
@@ -101,7 +102,7 @@ def test_a_script_collects_with_processes_that_import_its_module(folder: Path) -
 
 def test_the_expert_solves_its_task(folder: Path) -> None:
     """An example whose data never shows success would teach the reader nothing."""
-    code = "from lewm.data.collect import generate_episode; "
+    code = "from lewm.data.generate import generate_episode; "
     code += "print(sum(len(generate_episode('puck', 8, 0, i)['state']) < 101 for i in range(20)))"
     done = python(folder, "-c", code, LEWM_ENVS="my_world")
     assert int(done.stdout) >= 15, done.stderr

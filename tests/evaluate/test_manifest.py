@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lewm.data.collect import HELD_OUT_SEED, generate_episode
-from lewm.data.demonstrations import demonstrations_digest, load_demonstrations
+from lewm.data.formats.demonstrations import demonstrations_digest, load_demonstrations
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.envs.registry import make_env
 from lewm.errors import ConfigError, EnvError, FileError
 from lewm.evaluate import manifest as manifest_module

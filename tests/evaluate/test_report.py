@@ -1,12 +1,12 @@
 """The report page: complete, self-contained, true to its evaluation, and readable in a browser."""
 
 import base64
-import dataclasses
 import errno
 import io
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
-from lewm.config import preset
 from lewm.errors import FileError
 from lewm.evaluate import animation
 from lewm.evaluate.animation import episodes_gif
+from lewm.evaluate.episodes import Task, run_episodes
 from lewm.evaluate.policies import RandomPolicy
 from lewm.evaluate.report import choose_episodes, write_report
-from lewm.evaluate.results import Evaluation
-from lewm.evaluate.runner import run_episodes
+from lewm.evaluate.results import LABELS, Evaluation
+from lewm.presets import preset
 from lewm.types import EpisodeResult, EpisodeSpec, Plan
 
 # In the order of the pairs: out of reach, solved before it began, and near enough to stumble upon.
@@ -52,18 +52,17 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
     """Three TwoRoom episodes under random actions, the last two solved, with two made-up plans each."""
-    shared = {"resolution": 8, "frame_skip": 5, "budget": BUDGET}
     plans = tuple(
         Plan(np.zeros((25, 2), np.float32), cost, np.linspace(9 * cost, cost, 5, dtype=np.float32))
         for cost in (0.5, 0.125)
     )
-    played = run_episodes(RandomPolicy(11), "tworoom", SPECS, **shared)
+    played = run_episodes(RandomPolicy(11), Task("tworoom", SPECS, BUDGET))
     assert [r.success for r in played] == [False, True, True]
     config = preset("debug")
-    config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, budget=BUDGET))
-    results = tuple(dataclasses.replace(result, plans=plans) for result in played)
+    config = replace(config, eval=replace(config.eval, budget=BUDGET))
+    results = tuple(replace(result, plans=plans) for result in played)
     # Declared failures, so that the rates differ and a page that mixes them up is noticed.
-    random_results = tuple(dataclasses.replace(result, reached=np.zeros_like(result.reached)) for result in played)
+    random_results = tuple(replace(result, reached=np.zeros_like(result.reached)) for result in played)
     return Evaluation(config, 25, results, random_results)
 
 
@@ -139,8 +138,8 @@ def test_numbers_are_the_evaluations(html: str, evaluation: Evaluation):
     labels = {attributes.get("aria-label") for _, attributes in page.tags}
     rates = evaluation.rates()
     assert [rate.successes for rate in rates.values()] == [2, 1, 0, 0, 1]
-    for label, rate in rates.items():
-        assert f"{label.capitalize()}: {rate}" in labels
+    for name, rate in rates.items():
+        assert f"{LABELS[name].capitalize()}: {rate}" in labels
         assert str(rate) in result
         assert f"width:{100 * rate.value:.2f}%" in html
     assert "3 pairs" in result
@@ -219,9 +218,18 @@ def test_without_a_training_record(tmp_path: Path, evaluation: Evaluation):
 
 
 def test_without_plans(tmp_path: Path, evaluation: Evaluation):
-    bare = dataclasses.replace(evaluation, results=evaluation.random_results)
+    bare = replace(evaluation, results=evaluation.random_results)
     page = Page(write_report(tmp_path / "report.html", bare, METRICS, {}).read_text())
     assert "without plans" in page.sections["imagination"]
+
+
+def test_distances_that_are_no_numbers_are_not_drawn(tmp_path: Path, evaluation: Evaluation):
+    nowhere = Plan(np.zeros((25, 2), np.float32), np.nan, np.array([1.0, 2.0, np.inf, np.nan, np.nan], np.float32))
+    first, *rest = evaluation.results
+    for plans in ((nowhere, *first.plans), (replace(nowhere, distances=np.full(5, np.nan, np.float32)),)):
+        diverged = replace(evaluation, results=(replace(first, plans=plans), *rest))
+        page = Page(write_report(tmp_path / "report.html", diverged, METRICS, {}).read_text())
+        assert page.count("svg") == 6 + len(SPECS)
 
 
 def test_same_evaluation_same_page(tmp_path: Path, html: str, evaluation: Evaluation):
@@ -250,7 +258,7 @@ def test_a_failing_write_leaves_the_old_report(tmp_path: Path, evaluation: Evalu
 )
 def test_shown_episodes_include_failures(solved: int, failed: int, shown_solved: int, shown_failed: int):
     results = [
-        EpisodeResult(i, np.zeros(2), False, np.arange(3) == (1 if i < solved else 3), np.zeros((4, 2)))
+        EpisodeResult(i, False, np.arange(3) == (1 if i < solved else 3), np.zeros(2), np.zeros((4, 2)))
         for i in range(solved + failed)
     ]
     shown = choose_episodes(results)
@@ -272,7 +280,7 @@ def test_a_browser_shows_it(tmp_path: Path, html: str, evaluation: Evaluation):
     dom = subprocess.run(
         [*command, "--dump-dom", path.as_uri()], check=True, capture_output=True, text=True, timeout=60
     ).stdout
-    assert str(evaluation.rates()["planning with the world model"]) in dom
+    assert str(evaluation.rates()["policy"]) in dom
     with Image.open(screenshot) as image:
         picture = np.asarray(image.convert("RGB"), int)
     assert picture.shape == (2400, 1100, 3)

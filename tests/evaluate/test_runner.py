@@ -14,26 +14,37 @@ import pytest
 import torch
 
 from lewm.checked import to_dict
-from lewm.config import Config, PlanConfig, ScheduleName, preset
+from lewm.config import Config, PlanConfig, ScheduleName
 from lewm.envs.experts import TwoRoomExpert
 from lewm.envs.registry import make_env
-from lewm.errors import ConfigError, PlanningError
+from lewm.errors import ConfigError, DataError, PlanningError
 from lewm.evaluate import runner
+from lewm.evaluate.episodes import Episode, Task, run_episodes
 from lewm.evaluate.manifest import load_manifest
-from lewm.evaluate.policies import Episode, PlanningPolicy, RandomPolicy
-from lewm.evaluate.results import Evaluation
-from lewm.evaluate.runner import evaluate, run_episodes
-from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Planner
-from lewm.types import ActionStats, Array, EpisodeResult, EpisodeSpec
+from lewm.evaluate.policies import AgentPolicy, RandomPolicy
+from lewm.evaluate.question import ask
+from lewm.evaluate.results import LABELS, Evaluation, model_files, read_rates
+from lewm.evaluate.runner import evaluate
+from lewm.methods.lewm import LeWM
+from lewm.plan.agent import Agent
+from lewm.presets import preset
+from lewm.types import ActionStats, Array, DataFacts, EpisodeResult, EpisodeSpec, Outcome
 
 SPECS = load_manifest("tworoom").first(6)
 
 
-class Oracle:
+class Blind:
+    """A policy that looks at nothing."""
+
+    history, frame_skip, image_size = 0, 5, 8
+
+    def begin(self, episodes: Sequence[Episode]) -> None: ...
+
+
+class Oracle(Blind):
     """Knows the true state and walks straight to the goal, one step at a time."""
 
-    history = 1
+    frame_skip = 1
 
     def __init__(self) -> None:
         self._expert = TwoRoomExpert(np.random.default_rng(0), noise_std=0, repeat_probability=0)
@@ -42,22 +53,18 @@ class Oracle:
         return [self._expert.act(e.states[-1], np.array(e.spec.goal))[None] for e in episodes]
 
 
-class Constant:
+class Constant(Blind):
     """Executes the same action for ever, three blocks at a time."""
-
-    history = 1
 
     def __init__(self, action: tuple[float, float]) -> None:
         self.action = action
 
     def decide(self, episodes: Sequence[Episode]) -> list[Array]:
-        return [np.tile(np.float32(self.action), (3 * e.frame_skip, 1)) for e in episodes]
+        return [np.tile(np.float32(self.action), (3 * self.frame_skip, 1)) for _ in episodes]
 
 
-def walk(
-    policy: Any, specs: Sequence[EpisodeSpec], budget: int = 50, frame_skip: int = 5, **options: Any
-) -> list[EpisodeResult]:
-    return run_episodes(policy, "tworoom", specs, resolution=28, frame_skip=frame_skip, budget=budget, **options)
+def walk(policy: Any, specs: Sequence[EpisodeSpec], budget: int = 50, **options: Any) -> list[EpisodeResult]:
+    return run_episodes(policy, Task("tworoom", specs, budget, **options))
 
 
 def assert_same(one: EpisodeResult, other: EpisodeResult) -> None:
@@ -77,14 +84,14 @@ def assert_same(one: EpisodeResult, other: EpisodeResult) -> None:
 
 def test_an_oracle_solves_every_pair():
     specs = load_manifest("tworoom").first(30)
-    results = walk(Oracle(), specs, frame_skip=1)
+    results = walk(Oracle(), specs)
     assert [result.index for result in results] == [spec.index for spec in specs]
     assert all(result.success for result in results)
 
 
 def test_every_step_is_judged():
     env = make_env("tworoom", resolution=8)
-    for spec, result in zip(SPECS, walk(Oracle(), SPECS, frame_skip=1), strict=True):
+    for spec, result in zip(SPECS, walk(Oracle(), SPECS), strict=True):
         np.testing.assert_array_equal(result.states[0], spec.start)
         np.testing.assert_array_equal(result.goal, spec.goal)
         assert len(result.states) == 51, "an episode goes on after its first success"
@@ -126,7 +133,7 @@ def test_passing_through_the_goal_is_a_success_only_by_the_papers_protocol():
 )
 def test_the_two_protocols(reached: str, paper: bool, strict: bool):
     flags = np.array([flag == "#" for flag in reached])
-    result = EpisodeResult(0, np.zeros(2), False, flags, np.zeros((len(flags) + 1, 2)))
+    result = Outcome(0, False, flags)
     assert (result.success, result.strict_success) == (paper, strict)
     assert result.first_success == (reached.index("#") + 1 if paper else None)
     assert replace(result, solved_at_start=True).strict_success is None
@@ -142,21 +149,21 @@ def test_the_budget_is_kept_to_the_step(budget: int):
     np.testing.assert_allclose(result.states[:, 0], expected)
 
 
-def test_a_policy_remembers_the_frames_between_its_blocks():
-    """Constant executes three blocks of five at a time: its second decision sees the frames of steps 5, 10 and 15."""
+def test_a_policy_is_shown_the_frames_after_its_last_blocks():
+    """Constant executes three blocks of five at a time: its second decision sees the frames of steps 10 and 15."""
 
     class Historian(Constant):
-        history = 3
+        history, image_size = 2, 28
 
         def decide(self, episodes: Sequence[Episode]) -> list[Array]:
-            self.context = episodes[0].memory.context()
+            self.happened = episodes[0].happened
             return super().decide(episodes)
 
     policy = Historian((-0.5, 0.25))
     (result,) = walk(policy, [EpisodeSpec(0, (90.0, 50.0), (190.0, 150.0))], budget=20)
-    frames = make_env("tworoom", resolution=28).render_states(result.states[[5, 10, 15]])
-    np.testing.assert_array_equal(policy.context.frames, frames)
-    np.testing.assert_array_equal(policy.context.executed, np.broadcast_to(np.float32([-0.5, 0.25]), (2, 5, 2)))
+    frames = make_env("tworoom", resolution=28).render_states(result.states[[10, 15]])
+    np.testing.assert_array_equal(policy.happened.frames, frames)
+    np.testing.assert_array_equal(policy.happened.executed, np.broadcast_to(np.float32([-0.5, 0.25]), (15, 2)))
 
 
 def test_solved_at_the_start_is_recorded_but_not_a_success():
@@ -166,15 +173,7 @@ def test_solved_at_the_start_is_recorded_but_not_a_success():
 
 def test_progress_reaches_its_total():
     seen: list[tuple[int, int]] = []
-    run_episodes(
-        RandomPolicy(0),
-        "tworoom",
-        SPECS[:2],
-        resolution=8,
-        frame_skip=5,
-        budget=20,
-        on_progress=lambda done, total: seen.append((done, total)),
-    )
+    run_episodes(RandomPolicy(0), Task("tworoom", SPECS[:2], 20), lambda *progress: seen.append(progress))
     assert seen[-1] == (40, 40)
     assert seen == sorted(seen)
 
@@ -198,8 +197,8 @@ def test_planned_episodes_do_not_depend_on_their_companions(debug_model: LeWM, s
     plan = PlanConfig(horizon=2, samples=16, iterations=2, elites=4, schedule=schedule)
 
     def planned(specs: Sequence[EpisodeSpec], batch_size: int = 50, **options: Any) -> list[EpisodeResult]:
-        planner = Planner(debug_model, config=replace(plan, batch_size=batch_size))
-        return walk(PlanningPolicy(planner, seed=0), specs, budget=23, **options)
+        agent = Agent(debug_model, replace(plan, batch_size=batch_size))
+        return walk(AgentPolicy(agent), specs, budget=23, **options)
 
     together = planned(SPECS)
     assert all(len(r.plans) == plans for r in together)
@@ -215,7 +214,7 @@ def test_planned_episodes_do_not_depend_on_their_companions(debug_model: LeWM, s
 
 def test_the_planned_actions_are_what_is_executed(debug_model: LeWM):
     plan = PlanConfig(horizon=2, samples=16, iterations=2, elites=4, schedule="receding")
-    (result,) = walk(PlanningPolicy(Planner(debug_model, config=plan), seed=0), SPECS[:1], budget=12)
+    (result,) = walk(AgentPolicy(Agent(debug_model, plan)), SPECS[:1], budget=12)
     env = make_env("tworoom", resolution=8)
     env.reset(seed=0, options={"state": SPECS[0].start, "goal": SPECS[0].goal})
     executed = np.concatenate([p.actions[:5] for p in result.plans])[:12]
@@ -231,12 +230,12 @@ def test_evaluation_compares_with_a_random_policy_on_the_same_pairs(debug_model:
     config = replace(preset("debug"), seed=5)
     evaluation = evaluate(debug_model, config)
     specs = load_manifest("tworoom").first(config.eval.episodes)
+    assert [tuple(result.states[0]) for result in evaluation.results] == [spec.start for spec in specs]
     for results in (evaluation.results, evaluation.random_results):
-        assert [r.index for r in results] == [0, 1]
-        assert [tuple(r.states[0]) for r in results] == [spec.start for spec in specs]
-        assert all(len(r.states) == config.eval.budget + 1 for r in results)
+        assert [(result.index, result.steps) for result in results] == [(0, 10), (1, 10)]
     for a, b in zip(evaluation.random_results, walk(RandomPolicy(5), specs, budget=10), strict=True):
-        assert_same(a, b)
+        assert (a.index, a.solved_at_start) == (b.index, b.solved_at_start)
+        np.testing.assert_array_equal(a.reached, b.reached)
     assert evaluation.goal_offset == 25
 
 
@@ -244,17 +243,18 @@ def test_rates_of_both_protocols():
     """Of four pairs one is solved at the start; the goals are held, passed through, and missed."""
     held, passed, missed = (np.array(flags) for flags in ([False, True], [True, False], [False, False]))
     specs = ((False, held), (False, passed), (False, missed), (True, held))
-    results = tuple(EpisodeResult(i, np.zeros(2), at, flags, np.zeros((3, 2))) for i, (at, flags) in enumerate(specs))
+    nowhere = np.zeros(2), np.zeros((3, 2))
+    results = tuple(EpisodeResult(i, at, flags, *nowhere) for i, (at, flags) in enumerate(specs))
     random_results = tuple(replace(result, reached=missed) for result in results)
     rates = Evaluation(preset("debug"), 25, results, random_results).rates()
     assert {name: (rate.successes, rate.total) for name, rate in rates.items()} == {
-        "planning with the world model": (3, 4),
-        "planning with the world model, strict": (1, 3),
-        "random policy": (0, 4),
-        "random policy, strict": (0, 3),
-        "already solved at the start": (1, 4),
+        "policy": (3, 4),
+        "policy_strict": (1, 3),
+        "random": (0, 4),
+        "random_strict": (0, 3),
+        "solved_at_start": (1, 4),
     }
-    assert next(iter(rates)) == "planning with the world model"
+    assert list(rates) == list(LABELS), "the headline comes first"
 
 
 def test_saved_evaluation_says_everything(debug_model: LeWM, debug_run: Path, tmp_path: Path):
@@ -264,16 +264,19 @@ def test_saved_evaluation_says_everything(debug_model: LeWM, debug_run: Path, tm
     solved = replace(evaluation.results[0], reached=reached, solved_at_start=False)
     evaluation = replace(evaluation, results=(solved, evaluation.results[1]))
     path, folder = tmp_path / "new" / "evaluation.json", debug_run / "checkpoints" / "step_0000008"
-    evaluation.save(path, folder)
+    question = ask(debug_model, preset("debug"))
+    evaluation.save(path, model_files(folder), question)
     assert list(path.parent.iterdir()) == [path]
     document = json.loads(path.read_text())
     assert document["config"] == to_dict(preset("debug"))
     assert (document["environment"], document["goal_offset"]) == ("lewm/TwoRoom-v0", 25)
-    assert document["versions"].keys() == {"lewm", "torch", "numpy", "python"}
+    assert document["versions"].keys() >= {"lewm", "torch", "numpy", "python", "gymnasium", "pymunk"}
+    assert document["question"] == question.digest
     assert document["device"] == "cpu"
     weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert document["checkpoint"] == {"path": str(folder), "weights_sha256": weights}
-    rate = document["rates"]["planning with the world model"]
+    assert read_rates(path) == evaluation.rates()
+    rate = document["rates"]["policy"]
     assert (rate["successes"], rate["episodes"]) == (1 + evaluation.results[1].success, 2)
     first, second = document["episodes"]
     assert [first[key] for key in ("index", "success", "strict_success", "first_success")] == [0, True, False, 4]
@@ -290,6 +293,31 @@ def test_saved_evaluation_says_everything(debug_model: LeWM, debug_run: Path, tm
     assert json.loads(path.read_text())["checkpoint"] is None
 
 
+def test_numbers_that_are_none_are_null_in_the_file(debug_model: LeWM, tmp_path: Path):
+    evaluation = evaluate(debug_model, preset("debug"))
+    first, *rest = evaluation.results
+    plans = tuple(replace(plan, cost=cost) for plan, cost in zip(first.plans * 3, (np.nan, np.inf, 2.5), strict=False))
+    replace(evaluation, results=(replace(first, plans=plans), *rest)).save(tmp_path / "result.json")
+    document = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+    assert document["episodes"][0]["plan_costs"] == [None, None, 2.5][: len(plans)]
+    assert len(plans) >= 2
+
+
+def test_files_of_earlier_versions_are_read(debug_model: LeWM, tmp_path: Path):
+    path = tmp_path / "result.json"
+    evaluate(debug_model, preset("debug")).save(path)
+    rates = read_rates(path)
+    document = json.loads(path.read_text())
+    earlier = LABELS | {"policy": "planning with the world model"}
+    earlier["policy_strict"] = "planning with the world model, strict"
+    document["rates"] = {earlier[name]: rate for name, rate in document["rates"].items()}
+    path.write_text(json.dumps(document))
+    assert read_rates(path) == rates
+    path.write_text('{"rates": {"policy": {"successes": 1}}}')
+    with pytest.raises(DataError, match="does not hold the results of `lewm eval`"):
+        read_rates(path)
+
+
 def refuse_to_run(*_: Any, **__: Any) -> None:
     raise AssertionError("an episode was run")
 
@@ -302,7 +330,7 @@ def nothing_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_may_run")
 def test_a_model_with_other_actions_is_refused():
     config = preset("debug")
-    model = LeWM(replace(config.model, action_dim=3), ActionStats((0.0,) * 3, (1.0,) * 3)).eval()
+    model = LeWM(replace(config.method, action_dim=3), DataFacts(ActionStats((0.0,) * 3, (1.0,) * 3))).eval()
     with pytest.raises(PlanningError, match=r"TwoRoom-v0 has 2-dimensional actions.*with 3-dimensional.*--env"):
         evaluate(model, config)
 
@@ -343,3 +371,37 @@ def test_pairs_of_another_environment_are_refused(debug_model: LeWM, tmp_path: P
     config = preset("debug")
     with pytest.raises(ConfigError, match=r"has pairs of lewm/Maze-v0, not of lewm/TwoRoom-v0.*--env lewm/Maze-v0"):
         evaluate(debug_model, replace(config, eval=replace(config.eval, manifest=str(path))))
+
+
+# -- another world ------------------------------------------------------------------------------------------------
+
+
+def in_pusht(config: Config) -> Config:
+    """It has actions of two numbers, as TwoRoom has."""
+    return replace(config, env="pusht", device="cpu")
+
+
+@pytest.mark.usefixtures("nothing_may_run")
+@pytest.mark.parametrize("name", ["pusht", "lewm/PushT-v0"])
+def test_a_model_is_not_evaluated_in_another_world(debug_model: LeWM, name: str):
+    assert debug_model.facts.environment == "lewm/TwoRoom-v0"
+    message = r"was trained in lewm/TwoRoom-v0, and lewm/PushT-v0 is another world.*elsewhere=True"
+    with pytest.raises(PlanningError, match=message):
+        evaluate(debug_model, replace(preset("debug"), env=name))
+
+
+def test_unless_that_is_asked_for(debug_model: LeWM):
+    evaluation = evaluate(debug_model, in_pusht(preset("debug")), elsewhere=True)
+    assert evaluation.config.env == "pusht"
+    assert {len(result.states[0]) for result in evaluation.results} == {len(make_env("pusht").state)}
+
+
+@pytest.mark.parametrize("name", ["tworoom", "lewm/TwoRoom-v0"])
+def test_the_models_own_world_has_two_names(debug_model: LeWM, name: str):
+    assert len(evaluate(debug_model, replace(preset("debug"), env=name)).results) == 2
+
+
+def test_a_model_that_does_not_know_its_world_is_evaluated_in_any():
+    stats = ActionStats((0.0, 0.0), (1.0, 1.0))
+    model = LeWM(preset("debug").method, DataFacts(stats)).eval()
+    assert len(evaluate(model, in_pusht(preset("debug"))).results) == 2

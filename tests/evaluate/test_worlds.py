@@ -19,14 +19,14 @@ from lewm.config import PlanConfig
 from lewm.envs import registry
 from lewm.envs.registry import env_entry
 from lewm.errors import EnvError
-from lewm.evaluate import runner
+from lewm.evaluate import episodes, runner
+from lewm.evaluate.episodes import Episode, Task, run_episodes
 from lewm.evaluate.manifest import load_manifest
-from lewm.evaluate.policies import Episode, PlanningPolicy, RandomPolicy
-from lewm.evaluate.runner import run_episodes
+from lewm.evaluate.policies import AgentPolicy, RandomPolicy
 from lewm.evaluate.worker import ProcessWorlds
 from lewm.evaluate.worlds import LocalWorlds, Order, Setting
-from lewm.model.world_model import LeWM
-from lewm.plan.mpc import Planner
+from lewm.methods.lewm import LeWM
+from lewm.plan.agent import Agent
 from lewm.types import Array, EpisodeSpec
 
 SPECS = load_manifest("tworoom").first(5)
@@ -53,7 +53,7 @@ def test_only_frames_that_will_be_looked_at_are_drawn():
     going_on, ended, one_block = worlds.collect()
     assert (len(going_on.states), len(ended.states), len(one_block.states)) == (20, 20, 5)
     assert (len(going_on.frames), len(ended.frames), len(one_block.frames)) == (2, 0, 1)
-    np.testing.assert_array_equal(going_on.blocks, np.clip(actions, -1, 1)[10:].reshape(2, 5, 2))
+    np.testing.assert_array_equal(going_on.executed, np.clip(actions, -1, 1))
     env = registry.make_env("tworoom", resolution=28)
     np.testing.assert_array_equal(going_on.frames, env.render_states(going_on.states[[14, 19]]))
     worlds.close()
@@ -79,12 +79,8 @@ def test_results_do_not_depend_on_the_number_of_workers(debug_model: LeWM, worke
     plan = PlanConfig(horizon=2, samples=8, iterations=2, elites=2, schedule="receding", warm_start=True)
 
     def run(workers: int) -> list[Any]:
-        policy = PlanningPolicy(Planner(debug_model, config=plan), seed=0)
-        shared: Any = {"resolution": 28, "frame_skip": 5, "budget": 17, "workers": workers, "group_size": 2}
-        return [
-            *run_episodes(policy, "tworoom", SPECS, **shared),
-            *run_episodes(RandomPolicy(0), "tworoom", SPECS, **shared),
-        ]
+        task = Task("tworoom", SPECS, 17, workers, group_size=2)
+        return [*run_episodes(AgentPolicy(Agent(debug_model, plan)), task), *run_episodes(RandomPolicy(0), task)]
 
     for one, other in zip(run(1), run(workers), strict=True):
         assert_equal(one, other)
@@ -113,17 +109,20 @@ def test_groups_move_while_others_are_decided_upon():
             return super().collect()
 
     class Still:
-        history = 0
+        history, frame_skip, image_size = 0, 5, 8
+
+        def begin(self, episodes: Sequence[Episode]) -> None:
+            log.append(f"begin {len(episodes)}")
 
         def decide(self, episodes: Sequence[Episode]) -> list[Array]:
             log.append("decide")
             return [np.zeros((5, 2)) for _ in episodes]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "LocalWorlds", Watched)
-        run_episodes(Still(), "tworoom", SPECS[:3], resolution=8, frame_skip=5, budget=10, group_size=2)
+        patch.setattr(episodes, "LocalWorlds", Watched)
+        run_episodes(Still(), Task("tworoom", SPECS[:3], 10, group_size=2))
     one, other = ["decide", "submit [0, 1]"], ["decide", "submit [2]"]
-    assert log == [*one, *other, "collect", *one, "collect", *other, "collect", "collect"]
+    assert log == ["begin 3", *one, *other, "collect", *one, "collect", *other, "collect", "collect"]
 
 
 def test_slow_simulators_get_processes_unasked(monkeypatch: pytest.MonkeyPatch):
@@ -144,9 +143,7 @@ def test_slow_simulators_get_processes_unasked(monkeypatch: pytest.MonkeyPatch):
 def test_a_state_that_cannot_be_is_refused(workers: int):
     impossible = EpisodeSpec(1, (-500.0, 0.0), (60.0, 60.0))
     with pytest.raises(EnvError, match=r"TwoRoom's state .*must lie between"):
-        run_episodes(
-            RandomPolicy(0), "tworoom", [SPECS[0], impossible], resolution=8, frame_skip=5, budget=10, workers=workers
-        )
+        run_episodes(RandomPolicy(0), Task("tworoom", [SPECS[0], impossible], 10, workers))
 
 
 def test_a_worker_that_fails_says_why(processes: ProcessWorlds):
@@ -208,14 +205,14 @@ def test_workers_end_with_a_parent_that_is_killed():
 SCRIPT = """
 import lewm
 from lewm.envs.registry import EnvEntry
+from lewm.evaluate.episodes import Task, run_episodes
 from lewm.evaluate.policies import RandomPolicy
-from lewm.evaluate.runner import run_episodes
 from lewm.types import EpisodeSpec
 
 print("started")
 lewm.register_env(EnvEntry("mine", "lewm/Mine-v0", "my_envs:Mine", "my_envs:expert", 9, 2, "A world of my own."))
 specs = [EpisodeSpec(i, (60.0, 60.0), (60.0, 90.0)) for i in range(2)]
-results = run_episodes(RandomPolicy(0), "mine", specs, resolution=8, frame_skip=5, budget=10, workers=2)
+results = run_episodes(RandomPolicy(0), Task("mine", specs, 10, workers=2))
 print(*(len(result.states) for result in results))
 """
 MODULE = """

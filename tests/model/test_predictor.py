@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lewm.config import preset
 from lewm.model.predictor import ActionEmbedder, Predictor
+from lewm.presets import preset
 
-CONFIG = preset("debug").model
+CONFIG = preset("debug").method
 BATCH, TIME, DIM = 4, CONFIG.history, CONFIG.embed_dim
 
 
@@ -18,8 +18,8 @@ def predictor() -> Predictor:
     torch.manual_seed(0)
     model = Predictor(CONFIG).eval()
     for block in model.blocks:
-        torch.nn.init.normal_(block.modulation[1].weight, std=0.5)
-        torch.nn.init.normal_(block.modulation[1].bias, std=0.5)
+        torch.nn.init.normal_(block.modulation.linear.weight, std=0.5)
+        torch.nn.init.normal_(block.modulation.linear.bias, std=0.5)
     return model
 
 
@@ -82,7 +82,7 @@ def test_the_first_gradient_opens_the_gates() -> None:
     predictor = Predictor(CONFIG)
     z, action = random_inputs()
     predictor(z, action).mul(torch.randn(DIM)).sum().backward()
-    gates = [block.modulation[1].weight.grad.chunk(6)[k] for block in predictor.blocks for k in (2, 5)]
+    gates = [block.modulation.linear.weight.grad.chunk(6)[k] for block in predictor.blocks for k in (2, 5)]
     assert all(gate.abs().max() > 1e-4 for gate in gates)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from lewm.config import EncoderConfig
-from lewm.model.vit import IMAGENET_MEAN, IMAGENET_STD, PatchEmbedding, ViT
+from lewm.model.vit import IMAGENET_MEAN, IMAGENET_STD, PatchEmbedding, ViT, changed_patches
 
 CONFIG = EncoderConfig(image_size=28, patch_size=14, depth=2, heads=2, width=16, mlp_width=32)
 GRID_6 = EncoderConfig(image_size=84, patch_size=14, depth=2, heads=2, width=16, mlp_width=32)
@@ -138,3 +139,13 @@ def test_positions_of_patches_that_are_kept_learn() -> None:
     assert vit.positions.grad is not None
     learning = vit.positions.grad[0].abs().sum(-1).gt(0).nonzero().flatten().tolist()
     assert learning == [0, 1 + 7, 1 + 35]
+
+
+def test_patches_that_differ_by_more_than_a_grey_level_are_counted() -> None:
+    empty = np.full((4, 4, 3), 100, np.uint8)
+    frames = np.stack([empty] * 4)
+    frames[1, 0, 0] = 90  # of a patch of 12 numbers three by ten: 2.5 on average
+    frames[2, 0, 0] = 98  # 0.5
+    frames[3, 1:3, 1:3] = 255  # one pixel of every patch
+    assert changed_patches(frames, empty, patch_size=2).tolist() == [0, 1, 0, 4]
+    assert changed_patches(frames, empty, patch_size=2, threshold=0.4).tolist() == [0, 1, 1, 4]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lewm.plan.cost import OBJECTIVES, ArrivalCost, Objective, TotalCost
+from lewm.plan.cost import OBJECTIVES, Objective, TotalCost
 
 # One episode, two candidates, three blocks, embeddings of two numbers. Squared distances to the goal (1, 0):
 # first candidate 1, 0, 4; second 2, 9, 1.
@@ -46,12 +46,3 @@ def test_the_total_adds_up_what_the_rollout_imagines():
     torch.testing.assert_close(total, torch.tensor([[4 + 3.0, 1 + 14.0]]))
     assert len(asked) == 1
     assert asked[0] is ACTIONS_BSHA
-
-
-def test_each_horizon_is_judged_on_its_arrival():
-    def cost(actions_BSHA: torch.Tensor) -> torch.Tensor:
-        return actions_BSHA.sum((2, 3))
-
-    actions_BSHA = torch.tensor([1.0, 10.0, 100.0]).view(1, 1, 3, 1) * torch.arange(1.0, 7).view(6, 1, 1, 1)
-    expected = torch.tensor([[1.0], [2.0], [33.0], [44.0], [555.0], [666.0]])  # two episodes, three horizons
-    torch.testing.assert_close(ArrivalCost(cost)(actions_BSHA), expected)

@@ -8,7 +8,8 @@ import torch
 from lewm.config import IcemConfig, PlanConfig
 from lewm.errors import PlanningError
 from lewm.plan.icem import ICEM, colour, colouring_matrix
-from lewm.plan.solver import Precedents, Problem, solve
+from lewm.plan.recorded import RecordedPlans
+from lewm.plan.solver import Problem, solve
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 2.0, 4.0])
@@ -89,28 +90,28 @@ def wave(count: int, steps: int = 6) -> torch.Tensor:
 def test_noise_is_correlated_as_recorded_plans_are():
     plans = wave(5000)
     white = torch.randn(1, 50_000, 3, 4, generator=torch.Generator().manual_seed(1))
-    noise = colour(white, Precedents.of(plans).colouring)[0].flatten(1)
+    noise = colour(white, RecordedPlans.of(plans).colouring)[0].flatten(1)
     torch.testing.assert_close(torch.corrcoef(noise.T), torch.corrcoef(plans.flatten(1).T), atol=0.03, rtol=0)
     torch.testing.assert_close(noise.std(0), torch.ones(12), atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize("plans", [torch.zeros(20, 3, 4), wave(1), wave(3)], ids=["constant", "one", "three"])
 def test_few_or_constant_plans_still_give_noise_of_every_kind(plans: torch.Tensor):
-    colouring = Precedents.of(plans).colouring
+    colouring = RecordedPlans.of(plans).colouring
     assert torch.linalg.matrix_rank(colouring) == 12
     torch.testing.assert_close(colouring.square().sum(1), torch.ones(12))
 
 
 def test_every_recorded_plan_is_tried_before_one_is_tried_again():
-    precedents = Precedents.of(torch.arange(10.0).view(10, 1, 1))
+    recorded = RecordedPlans.of(torch.arange(10.0).view(10, 1, 1))
     keys = torch.tensor([3, -(2**62) - 1])
-    seen = torch.cat([precedents.some(keys, 5, torch.tensor(iteration)) for iteration in (0, 1)], dim=1).flatten(1)
+    seen = torch.cat([recorded.some(keys, 5, torch.tensor(iteration)) for iteration in (0, 1)], dim=1).flatten(1)
     assert seen.sort(1).values.tolist() == [list(range(10))] * 2
     assert seen[0].tolist() != seen[1].tolist()
 
 
 def test_the_first_iterations_try_recorded_plans_and_the_place_to_begin():
-    precedents, asked = Precedents.of(wave(100)), []
+    recorded, asked = RecordedPlans.of(wave(100)), []
 
     def cost(plans_BSHA: torch.Tensor) -> torch.Tensor:
         asked.append(plans_BSHA)
@@ -118,8 +119,8 @@ def test_the_first_iterations_try_recorded_plans_and_the_place_to_begin():
 
     start = torch.full((1, 3, 4), 0.25)
     config = PlanConfig(solver="icem", samples=21, elites=4, iterations=4, icem=IcemConfig(recorded=2))
-    solve(ICEM(config), Problem(cost, 3, 4, torch.tensor([7]), start, precedents=precedents))
-    known = {tuple(plan.flatten().tolist()) for plan in precedents.plans_NHA}
+    solve(ICEM(config), Problem(cost, 3, 4, torch.tensor([7]), start, recorded=recorded))
+    known = {tuple(plan.flatten().tolist()) for plan in recorded.plans_NHA}
     tried = [[tuple(plan.flatten().tolist()) in known for plan in plans[0]] for plans in asked]
     assert tried == [[False] + [True] * 20] * 2 + [[False] * 21] * 2
     assert torch.equal(asked[0][0, 0], start[0])
@@ -134,7 +135,7 @@ def test_recorded_plans_are_moved_into_the_bounds():
 
     low, high = torch.full((4,), -0.5), torch.full((4,), 0.5)
     config = PlanConfig(solver="icem", samples=20, elites=4, iterations=2, icem=IcemConfig(recorded=1))
-    problem = Problem(cost, 3, 4, torch.tensor([7]), low_A=low, high_A=high, precedents=Precedents.of(wave(100)))
+    problem = Problem(cost, 3, 4, torch.tensor([7]), low_A=low, high_A=high, recorded=RecordedPlans.of(wave(100)))
     solve(ICEM(config), problem)
     assert all(plans.abs().max() <= 0.5 for plans in asked)
     assert (asked[0].abs() == 0.5).any()
@@ -150,7 +151,7 @@ def test_a_narrow_way_that_was_recorded_is_found():
     found = {}
     for recorded in (0, 1):
         config = PlanConfig(solver="icem", samples=200, elites=20, iterations=8, icem=IcemConfig(recorded=recorded))
-        problem = Problem(hole, 3, 4, torch.tensor([7]), precedents=Precedents.of(plans))
+        problem = Problem(hole, 3, 4, torch.tensor([7]), recorded=RecordedPlans.of(plans))
         found[recorded] = hole(solve(ICEM(config), problem).unsqueeze(1)).item()
     assert found == {0: 1.0, 1: pytest.approx(0.0, abs=1e-9)}
 

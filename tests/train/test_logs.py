@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+import pytest
+
+from lewm.errors import LewmError
 from lewm.train.logs import MetricsLog, read_metrics
 
 
@@ -27,6 +31,17 @@ def test_a_line_cut_short_is_left_out(tmp_path: Path):
     assert [row["step"] for row in read_metrics(path)] == [1, 2, 3]
     write(tmp_path, 4, range(4, 6))
     assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("damaged", [b'{"stex": 3}', b"3", b'"text"', b"\xff\xfe"])
+def test_a_row_that_is_something_else_ends_in_no_traceback(tmp_path: Path, damaged: bytes):
+    """A disk that was not asked in time, or an editor."""
+    write(tmp_path, 1, range(1, 4))
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + damaged + b"\n")
+    with contextlib.suppress(LewmError):
+        write(tmp_path, 3, range(3, 5))
+        assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
 
 
 def test_no_file_no_rows(tmp_path: Path):

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from lewm.checkpoint import read_tensors, write_tensors
-from lewm.config import TrainConfig, preset
-from lewm.model.world_model import LeWM
+from lewm.config import TrainConfig
+from lewm.methods.lewm import LeWM
+from lewm.presets import preset
 from lewm.train.muon import MuonAdamW, orthogonalise
 from lewm.train.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors, set_learning_rate
 
@@ -32,7 +33,17 @@ def orthonormal(rows: int, columns: int, seed: int) -> torch.Tensor:
 
 def debug_model(seed: int = 0) -> LeWM:
     torch.manual_seed(seed)
-    return LeWM(preset("debug").model)
+    return LeWM(preset("debug").method)
+
+
+def muon(matrices: list[nn.Parameter], others: list[nn.Parameter], **settings: float) -> MuonAdamW:
+    """An optimiser as ``make_optimizer`` makes it, of plain parameters."""
+    groups = [
+        {"params": parameters, "share": 1.0, "clip": "", "muon": by_muon}
+        for by_muon, parameters in ((False, others), (True, matrices))
+        if parameters
+    ]
+    return MuonAdamW(groups, **settings)
 
 
 # -- orthogonalisation ----------------------------------------------------------------------------------------
@@ -73,7 +84,7 @@ def test_a_step_has_the_size_that_adamws_usually_have(shape: tuple[int, int]):
     their root mean square is sqrt(min / (rows * columns)) = 1 / sqrt(max), and times 0.2 sqrt(max) it is 0.2. Singular
     values here are between 0.68 and 1.2."""
     matrix = nn.Parameter(torch.zeros(shape))
-    optimizer = MuonAdamW([], [matrix], lr=0.01, weight_decay=0.0)
+    optimizer = muon([matrix], [], lr=0.01, weight_decay=0.0)
     for number in range(3):
         before = matrix.detach().clone()
         matrix.grad = 1e-3 * some(*shape, seed=number)  # its size does not matter
@@ -89,8 +100,8 @@ def test_matrices_are_stepped_as_by_torchs_muon(shape: tuple[int, int]):
     ours, theirs = (nn.Parameter(0.01 * some(*shape, seed=9)) for _ in range(2))
     settings = {"lr": 0.01, "weight_decay": 0.5}
     optimizers = (
-        MuonAdamW([], [ours], **settings),
-        torch.optim.Muon([theirs], **settings, adjust_lr_fn="match_rms_adamw"),
+        muon([ours], [], **settings),
+        torch.optim.Muon([{"params": [theirs], "share": 1.0}], **settings, adjust_lr_fn="match_rms_adamw"),
     )
     for number in range(6):
         for optimizer in optimizers:
@@ -104,10 +115,7 @@ def test_matrices_are_stepped_as_by_torchs_muon(shape: tuple[int, int]):
 def test_the_others_are_stepped_as_by_adamw():
     ours, theirs = (nn.Parameter(some(7)) for _ in range(2))
     matrix = nn.Parameter(some(4, 3))
-    optimizers = (
-        MuonAdamW([ours], [matrix], lr=0.1, weight_decay=0.5),
-        torch.optim.AdamW([theirs], 0.1, weight_decay=0.5),
-    )
+    optimizers = (muon([matrix], [ours], lr=0.1, weight_decay=0.5), torch.optim.AdamW([theirs], 0.1, weight_decay=0.5))
     for number in range(4):
         ours.grad, theirs.grad = (some(7, seed=number) for _ in range(2))
         matrix.grad = some(4, 3, seed=number)
@@ -121,7 +129,7 @@ def test_matrices_of_one_shape_do_not_mix():
     """They are stepped together, and go where each would have gone alone."""
     together = [nn.Parameter(some(6, 4, seed=i)) for i in range(3)]
     alone = [nn.Parameter(some(6, 4, seed=i)) for i in range(3)]
-    optimizers = [MuonAdamW([], together, lr=0.1), *(MuonAdamW([], [matrix], lr=0.1) for matrix in alone)]
+    optimizers = [muon(together, [], lr=0.1), *(muon([matrix], [], lr=0.1) for matrix in alone)]
     for number in range(3):
         for i, pair in enumerate(zip(together, alone, strict=True)):
             for matrix in pair:
@@ -134,7 +142,7 @@ def test_matrices_of_one_shape_do_not_mix():
 
 def test_weight_decay_shrinks_a_matrix_without_a_slope():
     flat, unused = nn.Parameter(some(5, 3)), nn.Parameter(some(5, 3))
-    optimizer = MuonAdamW([], [flat, unused], lr=0.1, weight_decay=0.5)
+    optimizer = muon([flat, unused], [], lr=0.1, weight_decay=0.5)
     flat.grad = torch.zeros(5, 3)
     for _ in range(2):
         optimizer.step()
@@ -186,7 +194,7 @@ def test_muon_continues_from_disk_as_if_never_stopped(tmp_path: Path):
     for other in (copy, forgetful):
         other.load_state_dict(model.state_dict())
     restored = make_optimizer(copy, config)
-    load_optimizer_tensors(restored, copy, tensors)
+    load_optimizer_tensors(restored, copy, tensors, path)
     for one, its_optimizer in ((model, optimizer), (copy, restored), (forgetful, make_optimizer(forgetful, config))):
         step(one, its_optimizer, 3)
     again = optimizer_tensors(restored, copy)

@@ -3,17 +3,68 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 from lewm.checkpoint import read_tensors, write_tensors
-from lewm.config import TrainConfig
-from lewm.train.optim import learning_rate, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from lewm.config import MethodConfig, Preset, TrainConfig
+from lewm.errors import CheckpointError, ConfigError
+from lewm.methods.base import Group, Method
+from lewm.train.optim import (
+    clip_gradients,
+    learning_rate,
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+    set_learning_rate,
+)
+from lewm.types import DataFacts, Inputs, Losses
 
 COSINE = TrainConfig(steps=110, warmup_steps=10, lr=2.0, final_lr_fraction=0.01)
+
+
+@dataclass(frozen=True)
+class SmallConfig(MethodConfig):
+    """Settings of a method that is nothing but parameters."""
+
+    NAME: ClassVar[str] = "small"
+
+    def inputs(self) -> Inputs:
+        return Inputs(frames=1, frame_skip=1, action_dim=1)
+
+    @classmethod
+    def for_preset(cls, preset: Preset) -> tuple[MethodConfig, TrainConfig]:  # noqa: ARG003
+        return cls(), TrainConfig()
+
+    def build(self, facts: DataFacts) -> Method:  # noqa: ARG002
+        return Small()
+
+
+class Small(Method):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__(SmallConfig())
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def losses(self, *_: Any) -> Losses:
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+class Divided(Small):
+    """Its second layer is trained at a tenth of the learning rate, and clipped for itself."""
+
+    def groups(self) -> list[Group]:
+        first, second = self.first.parameters(), self.second.parameters()
+        return [Group(tuple(second), 0.1, "second"), Group(tuple(first))]
 
 
 @pytest.mark.parametrize(
@@ -49,8 +100,39 @@ def test_schedule_steps_says_where_the_cosine_ends():
 
 
 def test_optimizer_takes_its_settings():
-    (group,) = make_optimizer(nn.Linear(2, 2), TrainConfig(lr=0.5, weight_decay=0.25)).param_groups
-    assert (group["lr"], group["weight_decay"], len(group["params"])) == (0.5, 0.25, 2)
+    (group,) = make_optimizer(Small(), TrainConfig(lr=0.5, weight_decay=0.25)).param_groups
+    assert (group["lr"], group["weight_decay"], len(group["params"])) == (0.5, 0.25, 4)
+
+
+def test_each_group_has_its_share_of_the_learning_rate():
+    method = Divided()
+    optimizer = make_optimizer(method, TrainConfig(lr=0.5))
+    shares = {1.0: list(method.first.parameters()), 0.1: list(method.second.parameters())}
+    set_learning_rate(optimizer, 0.3)
+    for group in optimizer.param_groups:
+        assert group["lr"] == pytest.approx(0.3 * group["share"])
+        assert [id(p) for p in group["params"]] == [id(p) for p in shares.pop(group["share"])]
+    assert not shares
+
+
+def test_groups_of_one_name_are_clipped_together_and_others_apart():
+    method = Divided()
+    optimizer = make_optimizer(method, TrainConfig())
+    for parameter in method.first.parameters():
+        parameter.grad = torch.full_like(parameter, 100.0)
+    for parameter in method.second.parameters():
+        parameter.grad = torch.full_like(parameter, 0.01)
+    small = [parameter.grad.clone() for parameter in method.second.parameters()]
+    largest = 100 * 16**0.5
+    assert clip_gradients(optimizer, 1.0).item() == pytest.approx(largest + 0.01 * 10**0.5)
+    assert torch.cat([p.grad.flatten() for p in method.first.parameters()]).norm() == pytest.approx(1.0)
+    for before, parameter in zip(small, method.second.parameters(), strict=True):
+        assert torch.equal(parameter.grad, before)
+
+
+def test_muon_without_a_transformer_is_refused():
+    with pytest.raises(ConfigError, match=r"train\.optimizer muon is for transformers; small has none"):
+        make_optimizer(Small(), TrainConfig(optimizer="muon"))
 
 
 def test_optimizer_continues_from_disk_as_if_never_stopped(tmp_path: Path):
@@ -63,18 +145,18 @@ def test_optimizer_continues_from_disk_as_if_never_stopped(tmp_path: Path):
         optimizer.step()
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model = Small()
     optimizer = make_optimizer(model, config)
     for number in range(3):
         step(model, optimizer, number)
 
     path = tmp_path / "optimizer.safetensors"
     write_tensors(path, optimizer_tensors(optimizer, model))
-    copy = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    copy = Small()
     copy.load_state_dict(model.state_dict())
     restored = make_optimizer(copy, config)
-    load_optimizer_tensors(restored, copy, read_tensors(path))
-    fresh = make_optimizer(fresh_model := nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), config)
+    load_optimizer_tensors(restored, copy, read_tensors(path), path)
+    fresh = make_optimizer(fresh_model := Small(), config)
     fresh_model.load_state_dict(model.state_dict())
 
     step(model, optimizer, 3)
@@ -82,4 +164,12 @@ def test_optimizer_continues_from_disk_as_if_never_stopped(tmp_path: Path):
     step(fresh_model, fresh, 3)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copy.parameters(), strict=True))
     # The state matters: without it the same step leads elsewhere.
-    assert not torch.equal(model[0].weight, fresh_model[0].weight)
+    assert not torch.equal(model.first.weight, fresh_model.first.weight)
+
+
+@pytest.mark.parametrize("name", ["third.weight/exp_avg", "first.weight/exp_avg", "first/exp_avg"])
+def test_another_models_state_is_refused(name: str):
+    model = Small()
+    optimizer = make_optimizer(model, TrainConfig())
+    with pytest.raises(CheckpointError, match=rf"optimiser's state in here does not fit the model: it has {name}"):
+        load_optimizer_tensors(optimizer, model, {name: torch.zeros(9)}, Path("here"))

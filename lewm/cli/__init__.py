@@ -1,0 +1,68 @@
+"""The command line: `lewm VERB ...`. Each verb is a file here, imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+from rich.console import Console
+from rich.markup import escape
+
+from lewm.cli.frame import console, print_grid
+from lewm.errors import ConfigError, LewmError, unknown_name
+from lewm.version import __version__
+
+# What each verb does, in the order of a project; its file has the same name, and a function ``run(arguments)``.
+VERBS = {
+    "demo": "Collect, train, plan and report on TwoRoom, in minutes on a CPU",
+    "collect": "Generate a dataset with an environment's expert",
+    "train": "Train a method on a dataset",
+    "eval": "Measure how often a model reaches an environment's frozen goals",
+    "export": "Write a run's model for others: bf16 weights and a model card",
+    "compare": "Say whether one evaluation is better than another, or just luckier",
+    "info": "Say what a checkpoint, a run or a dataset holds",
+    "data": "Check, convert or show a dataset",
+    "envs": "List the environments",
+    "import-official": "Convert the authors' checkpoints",
+}
+
+
+def main() -> NoReturn:
+    """Entry point of the `lewm` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; returns the process's exit status."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        _dispatch(arguments)
+        return 0
+    except LewmError as error:
+        errors.print(f"[bold red]Error:[/] {escape(str(error))}")
+        return 1
+    except KeyboardInterrupt:
+        errors.print("Interrupted. The same command continues where it stopped (data tools start again).")
+        return 130
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _dispatch(arguments: list[str]) -> None:
+    verb, *rest = arguments or ["--help"]
+    if verb in ("-h", "--help"):
+        console.print("[bold]lewm[/]: learn a latent world model from pixels and actions, and plan in it.\n")
+        print_grid((f"  [bold]lewm {name}[/]", summary) for name, summary in VERBS.items())
+        console.print("\n`lewm VERB --help` says what a verb takes.")
+    elif verb in ("-V", "--version"):
+        console.print(f"lewm {__version__}")
+    elif verb in VERBS:
+        importlib.import_module(f"lewm.cli.{verb.replace('-', '_')}").run(rest)
+    else:
+        raise ConfigError(unknown_name("command", verb, VERBS))

@@ -1,0 +1,124 @@
+"""`lewm eval`: measure how often a model reaches an environment's frozen goals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rich.console import Console
+
+from lewm.cli.frame import console, parse, print_rates, say, take_positional
+from lewm.cli.progress import progress_bar
+from lewm.config import Config, EvalConfig, PlanConfig, SolverName
+from lewm.errors import ConfigError
+from lewm.files import RESULTS, check_output
+from lewm.types import WorldModel
+
+if TYPE_CHECKING:
+    from lewm.evaluate.question import Question
+    from lewm.evaluate.results import Evaluation
+    from lewm.methods.base import Method
+
+
+@dataclass(frozen=True)
+class EvalArgs:
+    """Plan to the goals of an environment's frozen manifest. Defaults come from the checkpoint's own run."""
+
+    env: str = ""  # Another world than the one that the model was trained in.
+    manifest: str | None = None  # Short for --eval.manifest.
+    solver: SolverName | None = None  # Short for --plan.solver.
+    tuned: bool = False  # Plan as was best for the environment's trained model; --plan.X still counts.
+    fixed_flops: float | None = None  # Choose plan.iterations so that a plan takes at most so much arithmetic.
+    # Where to write the results as JSON; None: named by what is asked, in RUN/evaluations/STEP for a run's checkpoint,
+    # in evaluations/MODEL here for other models.
+    out: Path | None = None
+    videos: int = 0  # Show so many episodes as GIFs, in a folder beside the results.
+    seed: int = 0  # Of the planner's random streams.
+    device: str = "auto"  # auto: cuda, then mps, then cpu.
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.videos <= self.eval.episodes:
+            raise ConfigError(f"videos must be between 0 and eval.episodes ({self.eval.episodes}), got {self.videos}.")
+        if self.fixed_flops is not None and not 0 < self.fixed_flops < math.inf:
+            raise ConfigError(f"fixed_flops must be a positive number, got {self.fixed_flops}.")
+
+
+def run(arguments: list[str]) -> None:
+    """Evaluate behind a progress bar, and print the rates."""
+    source, rest = take_positional(arguments, "eval", "CHECKPOINT", "a model or run folder, a name or a hub id")
+    from lewm import checkpoint
+    from lewm.envs.registry import env_entry
+    from lewm.evaluate import animation, flops
+    from lewm.evaluate.question import ask
+    from lewm.evaluate.results import read_rates
+    from lewm.evaluate.runner import evaluate
+    from lewm.methods.files import load, read_facts, run_settings
+    from lewm.plan.tuned import tuned_plan
+
+    folder = checkpoint.resolve(source)
+    document, lost = checkpoint.load_document(folder), list[str]()
+    trained = run_settings(document, folder, lost)
+    for sentence in lost:
+        say(f"Of this model's run: {sentence}")
+    world = read_facts(document, folder).environment or ""
+    default = EvalArgs(env=world, seed=trained.seed, plan=trained.plan, eval=trained.eval)
+    args = parse(EvalArgs, rest, f"eval {source}", default)
+    if not args.env:
+        raise ConfigError(f"{folder} does not say which world it was trained in. Name one with --env.")
+    if world and env_entry(args.env) != env_entry(world):
+        say(f"This model was trained in {world}; it is evaluated in {args.env}, as asked.")
+    if args.tuned:  # other defaults, so what was asked for is read again
+        tuned = tuned_plan(env_entry(args.env).name, trained.plan)
+        args = parse(EvalArgs, rest, f"eval {source}", replace(default, plan=tuned))
+    plan = replace(args.plan, solver=args.solver) if args.solver else args.plan
+    settings = replace(args.eval, manifest=args.manifest) if args.manifest else args.eval
+    if args.out:
+        check_output(args.out, RESULTS, [folder, *([Path(settings.manifest)] if settings.manifest else [])])
+    model = load(folder, args.device)
+    if args.fixed_flops is not None:
+        world_model = cast(WorldModel, model)
+        plan = flops.with_fixed_flops(world_model, plan, args.fixed_flops)
+        spent = plan.iterations * flops.iteration_flops(world_model, plan)
+        say(f"{plan.iterations} iterations of {plan.solver}: {spent:.2e} floating-point operations per plan.")
+    config = replace(trained, env=args.env, seed=args.seed, device=args.device, plan=plan, eval=settings)
+    question = ask(model, config)
+    out = args.out or question.place(source, folder)
+    evaluation = evaluate_with_progress(model, config, question, out, folder, console)
+    if evaluation is None:
+        say("This very question was answered before; nothing is done again.")
+    print_rates(read_rates(out))
+    say(f"Results: {out}")
+    if args.videos:
+        few = replace(config, eval=replace(config.eval, episodes=args.videos))
+        shown = evaluation or evaluate(model, few, elsewhere=True)  # results do not say what was seen
+        videos = out.with_name(f"{out.stem}_videos")
+        animation.write_videos(videos, config.env, shown.results[: args.videos])
+        say(f"Videos: {videos}")
+
+
+def evaluate_with_progress(
+    model: Method, config: Config, question: Question, out: Path, folder: Path, console: Console
+) -> Evaluation | None:
+    """Evaluate behind a progress bar, from where an interrupted call stopped; the results go to the file ``out``.
+
+    folder: of the model's files. None if the results of this question are there already.
+    """
+    from lewm.evaluate.answer import answering
+    from lewm.evaluate.results import model_files
+    from lewm.evaluate.runner import evaluate
+
+    with answering(out, question) as journal:
+        if journal is None:
+            return None
+        if journal.earlier:
+            console.print(f"Going on from {journal.path}: {journal.earlier:,} plans are there.", markup=False)
+        files = model_files(folder)
+        with progress_bar(console, "plan") as on_progress:
+            evaluation = evaluate(model, config, on_progress, journal, elsewhere=True)
+        evaluation.save(out, files, question)
+        journal.remove()
+    return evaluation

@@ -1,0 +1,253 @@
+"""LeRobot datasets, version 3: columns in Parquet, frames in MP4, both with many episodes per file.
+
+    meta/info.json                                   sizes, fps, path templates, the type and shape of every feature
+    meta/stats.json, meta/tasks.parquet
+    meta/episodes/chunk-000/file-000.parquet         per episode: its rows, its files, its time in the video
+    meta/lewm.json                                   ours: what the others have no place for
+    data/chunk-000/file-000.parquet                  the rows
+    videos/observation.image/chunk-000/file-000.mp4  the frames, row i of an episode at its from_timestamp + i / fps
+
+How the columns are called on either side:
+
+    pixels   observation.image
+    action   action                          the last row, which has none here, repeats the one before it there
+    proprio  observation.state
+    state    observation.environment_state
+    others   keep their names
+
+LeRobot wants an action in every row; meta/lewm.json remembers which last ones are no real actions. Datasets that others
+recorded have one in every row, and keep it. Version 2.1, one file per episode, can be read as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from lewm.data.formats.exchange import EpisodeSource, FitFrames
+from lewm.data.store import Columns
+from lewm.errors import DataError, unknown_name
+from lewm.types import Array
+from lewm.video import Mp4Reader, import_lerobot_extra
+
+VERSION = "v3.0"
+READABLE_VERSIONS = ("v3.0", "v2.1", "v2.0")
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
+CHUNK_FILES = 1000  # files per folder, LeRobot's default
+CAMERA = "observation.image"
+FEATURES = {"proprio": "observation.state", "state": "observation.environment_state"}
+INDICES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+
+
+def is_lerobot(path: Path) -> bool:
+    """Whether a folder looks like a LeRobot dataset."""
+    return (path / "meta" / "info.json").is_file()
+
+
+def read_lerobot_columns(folder: Path, names: Sequence[str]) -> tuple[dict[str, Array], Array]:
+    """Columns (N, ...) of a dataset by their LeRobot names, and the lengths of its episodes, int64 (E,).
+
+    Rows are in the order of episodes, whatever the order of files; videos are not needed.
+    """
+    info = _read_info(folder)
+    for name in names:
+        if name not in info["features"]:
+            raise DataError(f"{folder}: {unknown_name('feature', name, info['features'])}")
+    parquet = import_lerobot_extra("pyarrow.parquet")
+    wanted = [*dict.fromkeys([*names, "episode_index", "frame_index"])]
+    tables = []
+    for path in sorted((folder / "data").glob("*/*.parquet")):
+        try:
+            tables.append(parquet.read_table(path, columns=wanted))
+        except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are of these kinds
+            raise DataError(f"{path} cannot be read ({error}). Download it again.") from error
+    if not sum(map(len, tables)):
+        raise DataError(f"{folder} has no rows in data/*/*.parquet. Download it again.")
+    table = import_lerobot_extra("pyarrow").concat_tables(tables)
+    episode, frame = (table[name].to_numpy() for name in ("episode_index", "frame_index"))
+    order = np.lexsort((frame, episode))
+    ids, lengths = np.unique(episode, return_counts=True)
+    expected = np.arange(len(frame)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    if not np.array_equal(frame[order], expected):
+        raise DataError(f"{folder}: frame_index must count from 0 in each of {len(ids)} episodes. Repair it first.")
+    columns = {name: _to_numpy(table[name].combine_chunks(), f"{folder}: {name}")[order] for name in names}
+    return columns, lengths.astype(np.int64)
+
+
+def read_lerobot(folder: Path, camera: str | None = None, fit: FitFrames = np.asarray) -> EpisodeSource:
+    """Episodes of a LeRobot dataset, under the names that lewm uses.
+
+    camera: which of several, a feature's name.
+    fit: applied to frames one at a time: at their full size, an episode's might not fit in memory.
+    """
+    info = _read_info(folder)
+    camera = _chosen_camera(folder, info["features"], camera)
+    features = _numeric_features(info["features"])
+    if "action" not in features:
+        raise DataError(f"{folder} has no feature 'action', only {', '.join(features)}. lewm learns from actions.")
+    columns, lengths = read_lerobot_columns(folder, [*features, "timestamp"])
+    timestamps = columns.pop("timestamp").astype(np.float64)
+    named = {ours_name: columns[name] for name, ours_name in _our_names(features).items()}
+    ours = _read_ours(folder / "meta" / "lewm.json", len(timestamps))
+    for name in ours.get("columns", {}).keys() & named.keys():
+        form = ours["columns"][name]
+        named[name] = named[name].astype(form["dtype"]).reshape(-1, *form["shape"])
+    without_action = set(ours.get("episodes_without_last_action", ()))
+    if info["features"][camera]["dtype"] == "video":
+        frames = _video_frames(folder, info, camera, lengths, timestamps)
+    else:
+        frames = _image_frames(folder, camera, lengths)
+
+    def episodes() -> Iterator[Columns]:
+        ends = np.cumsum(lengths)
+        for number, (pixels, end, length) in enumerate(zip(frames, ends, lengths, strict=True)):
+            fitted = np.concatenate([fit(frame[None]) for frame in pixels])
+            episode = {"pixels": fitted} | {name: column[end - length : end] for name, column in named.items()}
+            if number in without_action:
+                episode["action"] = episode["action"].copy()
+                episode["action"][-1] = np.nan
+            yield episode
+
+    return EpisodeSource(ours.get("attributes", {}), len(lengths), episodes())
+
+
+def _read_info(folder: Path) -> dict[str, Any]:
+    if not is_lerobot(folder):
+        raise DataError(f"{folder} is no LeRobot dataset: it has no meta/info.json. Check the path.")
+    info = _read_json(folder / "meta" / "info.json")
+    version = info.get("codebase_version")
+    if version not in READABLE_VERSIONS:
+        known = f"{', '.join(READABLE_VERSIONS)} can be read"
+        raise DataError(f"{folder} has LeRobot version {version}; {known}. Convert it with LeRobot's own scripts.")
+    if not isinstance(info.get("features"), dict) or not info.get("fps"):
+        raise DataError(f"{folder}: meta/info.json must give features and fps. Download it again.")
+    return info
+
+
+def _read_ours(path: Path, rows: int) -> dict[str, Any]:
+    """What lewm wrote beside the dataset; nothing, if others made it."""
+    ours = _read_json(path) if path.is_file() else {}
+    if ours and ours.get("rows") != rows:
+        problem = f"{path} is for {ours.get('rows')} rows, but the dataset has {rows}: it was edited since"
+        raise DataError(f"{problem}. Remove that file to take the dataset as it is.")
+    return ours
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}). Download it again.") from error
+    if not isinstance(document, dict):
+        raise DataError(f"{path} must hold a JSON object. Download it again.")
+    return document
+
+
+def _chosen_camera(folder: Path, features: Mapping[str, Any], camera: str | None) -> str:
+    cameras = [name for name, feature in features.items() if feature["dtype"] in ("video", "image")]
+    if camera and camera not in cameras:
+        raise DataError(f"{folder}: {unknown_name('camera', camera, cameras)}")
+    if not camera and len(cameras) != 1:
+        listed = f"{len(cameras)} cameras ({', '.join(cameras)})" if cameras else "no camera"
+        raise DataError(f"{folder} has {listed}, and lewm takes one. Choose it with --camera.")
+    return camera or cameras[0]
+
+
+def _numeric_features(features: Mapping[str, Any]) -> list[str]:
+    """Those that become columns: numbers that are not mere numbering."""
+    kinds = ("float", "int", "uint", "bool")
+    return [n for n, feature in features.items() if feature["dtype"].startswith(kinds) and n not in INDICES]
+
+
+def _our_names(features: Sequence[str]) -> dict[str, str]:
+    back = {theirs: ours for ours, theirs in FEATURES.items()}
+    return {name: back.get(name, name) for name in features}
+
+
+def _to_numpy(column: Any, what: str) -> Array:
+    """A Parquet column without gaps as an array (N,) or, made of lists of one size, (N, ...)."""
+    shape = [len(column)]
+    if column.null_count:
+        raise DataError(f"{what} has {column.null_count} empty rows. Fill or drop them first.")
+    while hasattr(column.type, "value_type"):  # a list, perhaps of lists
+        column = column.flatten()
+        size, rest = divmod(len(column), max(int(np.prod(shape)), 1))
+        if rest or column.null_count:
+            raise DataError(f"{what} must have as many numbers in every row. Repair or drop it first.")
+        shape.append(size)
+    values = column.to_numpy(zero_copy_only=False).reshape(shape)
+    return values.astype(np.uint8) if values.dtype == bool else values
+
+
+def _video_frames(
+    folder: Path, info: Mapping[str, Any], camera: str, lengths: Array, timestamps: Array
+) -> Iterator[Iterator[Array]]:
+    """The frames, uint8 (H, W, 3), of one episode after another."""
+    tolerance = 0.25 / info["fps"]
+    ends = np.cumsum(lengths)
+    with contextlib.ExitStack() as stack:
+        reader: Mp4Reader | None = None
+        for (path, start), end, length in zip(
+            _video_places(folder, info, camera, len(lengths)), ends, lengths, strict=True
+        ):
+            if reader is None or reader.path != path:
+                stack.close()
+                reader = stack.enter_context(Mp4Reader(path))
+            yield reader.read(start + timestamps[end - length : end], tolerance)
+
+
+def _video_places(folder: Path, info: Mapping[str, Any], camera: str, count: int) -> list[tuple[Path, float]]:
+    """Where each episode's video is: a file, and the time in it at which it begins."""
+    template = info["video_path"]
+    if info["codebase_version"] != VERSION:  # one file per episode
+        size = info.get("chunks_size", CHUNK_FILES)
+        numbers = [{"episode_chunk": i // size, "episode_index": i} for i in range(count)]
+        return [(folder / template.format(video_key=camera, **number), 0.0) for number in numbers]
+    parquet = import_lerobot_extra("pyarrow.parquet")
+    names = ["episode_index", *(f"videos/{camera}/{what}" for what in ("chunk_index", "file_index", "from_timestamp"))]
+    rows: list[tuple[Any, ...]] = []
+    for path in sorted((folder / "meta" / "episodes").glob("*/*.parquet")):
+        try:
+            rows += zip(*parquet.read_table(path, columns=names).to_pydict().values(), strict=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{path} cannot be read ({error}). Download it again.") from error
+    if len(rows) != count:
+        raise DataError(f"{folder} describes {len(rows)} episodes in meta/episodes, but data/ has {count}.")
+    return [
+        (folder / template.format(video_key=camera, chunk_index=chunk, file_index=file), start)
+        for _, chunk, file, start in sorted(rows)
+    ]
+
+
+def _image_frames(folder: Path, camera: str, lengths: Array) -> Iterator[Iterator[Array]]:
+    """The frames, uint8 (H, W, 3), of one episode after another, where Parquet files hold them as encoded images."""
+    parquet = import_lerobot_extra("pyarrow.parquet")
+    encoded: list[tuple[int, int, bytes]] = []
+    episode = 0
+    for path in sorted((folder / "data").glob("*/*.parquet")):
+        for batch in parquet.ParquetFile(path).iter_batches(64, columns=["episode_index", "frame_index", camera]):
+            rows = batch.to_pydict()
+            images = [image["bytes"] for image in rows[camera]]
+            encoded += zip(rows["episode_index"], rows["frame_index"], images, strict=True)
+            while episode < len(lengths) and len(encoded) >= lengths[episode]:
+                ours, encoded = encoded[: lengths[episode]], encoded[lengths[episode] :]
+                if [(number, frame) for number, frame, _ in ours] != [(ours[0][0], i) for i in range(len(ours))]:
+                    raise DataError(f"{path}: the rows of episode {ours[0][0]} are not in order. Sort them first.")
+                yield (_decoded(image, f"{path}, episode {number}") for number, _, image in ours)
+                episode += 1
+
+
+def _decoded(image: bytes | None, where: str) -> Array:
+    """An encoded image as uint8 (H, W, 3)."""
+    pixels = cv2.imdecode(np.frombuffer(image or b"\0", np.uint8), cv2.IMREAD_COLOR)
+    if pixels is None:
+        raise DataError(f"{where}: an image cannot be decoded. Download it again.")
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)

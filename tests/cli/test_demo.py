@@ -1,0 +1,137 @@
+"""`lewm demo` on the smallest settings: everything appears, is reused, and can be made again."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lewm.cli.demo import run_demo
+from lewm.config import Config
+from lewm.errors import LewmError
+from lewm.evaluate.stats import Rate
+from lewm.presets import preset
+
+CONFIG = replace(preset("debug"), device="cpu")
+REUSED = ("dataset.h5", "training/checkpoints", "evaluation.json", "report.html")
+
+
+def demo(out: Path, config: Config = CONFIG, fresh: bool = False) -> tuple[dict[str, Rate], str]:
+    """The demo's rates, and what it said."""
+    console = Console(file=io.StringIO(), width=200)
+    rates = run_demo(config, out, fresh, console)
+    assert isinstance(console.file, io.StringIO)
+    return rates, console.file.getvalue()
+
+
+def without_times(evaluation: bytes) -> dict[str, Any]:
+    """What an evaluation found, but not how long it took."""
+    document: dict[str, Any] = json.loads(evaluation)
+    assert document.pop("times")["plans"] > 0
+    return document
+
+
+def state_of(out: Path, *names: str) -> dict[Path, tuple[int, bytes]]:
+    """When each file was last written, and with what."""
+    files = [p for name in names for p in ((out / name).rglob("*") if (out / name).is_dir() else [out / name])]
+    assert files
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Rate]]:
+    out = tmp_path_factory.mktemp("demo") / "new"
+    return out, demo(out)[0]
+
+
+def test_everything_appears(finished: tuple[Path, dict[str, Rate]]):
+    out, rates = finished
+    assert {path.name for path in out.iterdir()} >= {"dataset.h5", "training", "evaluation.json", "report.html"}
+    assert [path.name for path in out.rglob("step_0000008")] == ["step_0000008"]
+    document = json.loads((out / "evaluation.json").read_text())
+    assert document["rates"] == {name: rate.to_dict() for name, rate in rates.items()}
+    assert set(rates) == {"policy", "policy_strict", "random", "random_strict", "solved_at_start"}
+    assert {rate.total for name, rate in rates.items() if "strict" not in name} == {CONFIG.eval.episodes}
+    assert "</html>" in (out / "report.html").read_text()
+
+
+def test_a_second_call_reuses_everything(finished: tuple[Path, dict[str, Rate]]):
+    out, rates = finished
+    before = state_of(out, *REUSED)
+    again, said = demo(out)
+    assert again == rates
+    assert "(0 new)" in said
+    assert state_of(out, *REUSED) == before
+
+
+def test_a_demo_of_an_earlier_version_is_reused(finished: tuple[Path, dict[str, Rate]]):
+    """Its files do not have the settings that came later, which had today's defaults without a name."""
+    out, rates = finished
+    now = (out / "evaluation.json").read_text()
+    document = json.loads(now)
+    del document["config"]["collect"]["exploration"]
+    (out / "evaluation.json").write_text(json.dumps(document))
+    assert demo(out)[0] == rates
+    (out / "evaluation.json").write_text(now)
+
+
+def test_a_missing_part_is_made_again(finished: tuple[Path, dict[str, Rate]]):
+    out, rates = finished
+    before = state_of(out, "dataset.h5", "training/checkpoints")
+    old = (out / "evaluation.json").read_bytes()
+    (out / "evaluation.json").unlink()
+    assert demo(out)[0] == rates
+    assert without_times((out / "evaluation.json").read_bytes()) == without_times(old)
+    assert state_of(out, "dataset.h5", "training/checkpoints") == before
+
+
+def test_a_missing_report_is_made_from_the_same_evaluation(finished: tuple[Path, dict[str, Rate]]):
+    out, rates = finished
+    before = state_of(out, *REUSED[:3])
+    (out / "report.html").unlink()
+    assert demo(out)[0] == rates
+    assert state_of(out, *REUSED[:3]) == before
+    assert (out / "report.html").is_file()
+
+
+def test_starting_over_gives_the_same_figures_and_spares_other_files(finished: tuple[Path, dict[str, Rate]]):
+    out, rates = finished
+    note = out / "my-notes.txt"
+    note.write_text("mine")
+    before = state_of(out, *REUSED)
+    again, said = demo(out, fresh=True)
+    assert again == rates
+    assert "(8 new)" in said
+    assert note.read_text() == "mine"
+    after = state_of(out, *REUSED)
+    assert after.keys() == before.keys()
+    for path in after:
+        assert after[path][0] > before[path][0], f"{path} was not made again"
+        old, new = (content for _, content in (before[path], after[path]))
+        if path.name == "evaluation.json":
+            assert without_times(new) == without_times(old)
+        else:
+            assert new == old or path.name == "report.html", f"{path} came out different"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"train": replace(CONFIG.train, lr=0.5)}, r"train\.lr"),
+        ({"plan": replace(CONFIG.plan, samples=16)}, "--fresh"),
+    ],
+)
+def test_other_settings_in_the_same_folder_are_refused(
+    finished: tuple[Path, dict[str, Rate]], change: dict[str, Any], message: str
+):
+    out, _ = finished
+    before = state_of(out, *REUSED)
+    with pytest.raises(LewmError, match=message):
+        demo(out, replace(CONFIG, **change))
+    assert state_of(out, *REUSED) == before

@@ -1,0 +1,211 @@
+"""The command line: verbs, answers, and errors that a user can act on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lewm.cli import VERBS
+from lewm.cli.demo import DemoArgs
+from lewm.methods.registry import METHODS
+from lewm.presets import PRESETS
+from lewm.version import __version__
+
+Lewm = Callable[..., Any]  # the fixture: arguments -> what came of it
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_every_verb(lewm: Lewm, arguments: list[str]):
+    answer = lewm(*arguments)
+    assert answer.status == 0
+    for verb in VERBS:
+        assert f"lewm {verb} " in answer.out
+
+
+def test_help_on_training_lists_every_preset_and_method(lewm: Lewm):
+    answer = lewm("train", "--help")
+    assert answer.status == 0
+    for name in (*PRESETS, *METHODS):
+        assert name in answer.out
+
+
+def test_version(lewm: Lewm):
+    answer = lewm("--version")
+    assert (answer.status, answer.out, answer.err) == (0, f"lewm {__version__}", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["demo", "--help"], "--fresh"),
+        (["collect", "--help"], "--episodes"),
+        (["train", "--help"], "PRESET is one of debug, demo, tworoom"),
+        (["train", "debug", "--help"], "--method.encoder.depth"),
+        (["train", "debug", "--help"], "--resume"),
+        (["eval", "--help"], "CHECKPOINT"),
+        (["compare", "--help"], "episode by episode"),
+        (["info", "--help"], "dataset file"),
+        (["import-official", "--help"], "--frame-skip"),
+    ],
+)
+def test_each_verb_explains_itself(lewm: Lewm, arguments: list[str], expected: str):
+    answer = lewm(*arguments)
+    assert answer.status == 0
+    assert expected in answer.out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_can_be_asked_for_help(lewm: Lewm, verb: str):
+    answer = lewm(verb, "--help")
+    assert (answer.status, answer.err) == (0, "")
+    assert verb in answer.out
+
+
+def test_train_help_shows_the_presets_values(lewm: Lewm):
+    assert "Optimiser steps. (default: 8)" in lewm("train", "debug", "--help").out.replace(" │ ", " ")
+
+
+def test_envs_lists_the_environments(lewm: Lewm):
+    answer = lewm("envs")
+    assert answer.status == 0
+    assert "tworoom lewm/TwoRoom-v0 2 actions" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["trian"], "Unknown command 'trian'. Did you mean 'train'?"),
+        (["train", "debgu"], "Unknown preset 'debgu'. Did you mean 'debug'?"),
+        (["train", "debug", "--env", "tworom"], "Unknown environment 'tworom'. Did you mean 'tworoom'?"),
+        (["collect", "tworom"], "Unknown environment 'tworom'. Did you mean 'tworoom'?"),
+        (["train", "debug", "--train.ema=0.9"], "--train.ema is gone since lewm 0.2.0"),
+        (["eval", "pusht", "--plan.recorded", "3"], "--plan.recorded is now --plan.icem.recorded."),
+        (["train"], "PRESET is missing. usage: lewm train PRESET"),
+        (["eval", "--seed", "1"], "CHECKPOINT is missing. usage: lewm eval CHECKPOINT"),
+        (["envs", "tworoom"], "takes no arguments"),
+        (["train", "debug", "--train.steps", "0"], "train.steps must be positive, got 0."),
+        (["train", "debug", "--method", "lewn"], "Unknown method 'lewn'. Did you mean 'lewm'?"),
+        (["train", "debug", "--method"], "--method needs a value."),
+        (["train", "debug", "--model.embed-dim", "9"], "--model.embed-dim is now --method.embed-dim."),
+        (["train", "debug", "--sigreg.weight=1"], "--sigreg.weight is now --method.sigreg.weight."),
+        (["collect", "tworoom", "--episodes", "0"], "collect.episodes must be positive, got 0."),
+        (["train", "debug"], "No dataset: pass --data FILE"),
+        (["train", "debug", "--data", "no/such.h5"], "no/such.h5"),
+    ],
+)
+def test_mistakes_are_explained(
+    lewm: Lewm, arguments: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    lewm(*arguments).assert_refused(hint)
+    assert list(tmp_path.iterdir()) == [], "a mistake must leave no files"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [
+        (["train", "debug", "--train.stepz", "3"], "--train.steps"),
+        (["train", "debug", "--method.encoder.dept", "3"], "--method.encoder.depth"),
+        (["collect", "tworoom", "--episode", "3"], "--episodes"),
+    ],
+)
+def test_unknown_options_name_the_nearest(lewm: Lewm, arguments: list[str], nearest: str):
+    answer = lewm(*arguments)
+    assert answer.status == 2
+    assert f"{nearest} " in answer.err
+    assert answer.out == ""
+
+
+def test_training_takes_no_settings_of_planning(lewm: Lewm):
+    """Nor does it write into a run how it is to be evaluated."""
+    answer = lewm("train", "debug", "--plan.elites", "9")
+    assert answer.status == 2
+    assert "Unrecognized options: --plan.elites" in answer.err
+
+
+def test_options_have_types(lewm: Lewm):
+    answer = lewm("train", "debug", "--train.steps", "many")
+    assert answer.status == 2
+    assert "--train.steps" in answer.err
+
+
+def test_an_interruption_has_its_own_status(lewm: Lewm, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(_: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lewm.cli.envs.run", interrupted)
+    answer = lewm("envs")
+    assert answer.status == 130
+    assert "The same command continues" in answer.err
+
+
+def test_bugs_are_not_hidden(lewm: Lewm, monkeypatch: pytest.MonkeyPatch):
+    def buggy(_: list[str]) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("lewm.cli.envs.run", buggy)
+    with pytest.raises(ZeroDivisionError):
+        lewm("envs")
+
+
+def test_a_reader_that_goes_away_is_no_drama():
+    command = [sys.executable, "-m", "lewm", "envs"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_collect_train_eval_info(lewm: Lewm, tmp_path: Path):
+    data, run = tmp_path / "tworoom.h5", tmp_path / "run"
+    collecting = ("collect", "tworoom", "--episodes", 8, "--resolution", 28, "--workers", 1, "--out", data)
+    assert "8 episodes (8 new)" in lewm(*collecting).out
+    assert "8 episodes (0 new)" in lewm(*collecting).out
+
+    training = ("train", "debug", "--train.steps", 3, "--data", data, "--out", run, "--device", "cpu")
+    answer = lewm(*training)
+    checkpoint = run / "checkpoints" / "step_0000003"
+    assert (answer.status, answer.err) == (0, "")
+    assert f"3 steps; checkpoint: {checkpoint}" in answer.out, "in one piece, so that it can be copied"
+    lewm(*training, "--train.lr", 0.5).assert_refused("train.lr (0.001 -> 0.5)")
+    assert lewm(*training, "--resume", "never").status == 1
+
+    answer = lewm("eval", run, "--eval.episodes", 3, "--device", "cpu")
+    assert answer.status == 0
+    for name in ("policy", "random policy"):
+        assert f"{name} " in answer.out
+        assert f"{name}, strict " in answer.out
+    assert "already solved at the start" in answer.out
+    assert "of 3" in answer.out
+    (results,) = (run / "evaluations" / checkpoint.name).iterdir()
+    assert f"Results: {results}" in answer.out
+    document = json.loads(results.read_text())
+    assert len(document["episodes"]) == 3
+    # What was not said comes from the run.
+    assert document["config"]["plan"]["samples"] == 8
+    assert document["config"]["eval"] == {"episodes": 3, "budget": 10, "manifest": None, "workers": 0}
+    assert document["config"]["train"]["steps"] == 3
+
+    assert "3 steps on" in lewm("info", run).out
+
+
+def test_training_and_the_demo_do_not_meet(lewm: Lewm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`lewm train demo` after `lewm demo`, neither told where to write."""
+    monkeypatch.chdir(tmp_path)
+    report = tmp_path / DemoArgs.out / "report.html"
+    report.parent.mkdir(parents=True)
+    report.write_text("of a demo")
+    collecting = ("collect", "tworoom", "--episodes", 8, "--resolution", 28, "--workers", 1)
+    assert lewm(*collecting).status == 0
+    tiny = ("--method.encoder.image-size", 28, "--train.steps", 1, "--train.batch-size", 8, "--device", "cpu")
+    answer = lewm("train", "demo", "--data", "data/tworoom.h5", *tiny)
+    assert (answer.status, answer.err) == (0, "")
+    assert "checkpoint: runs/train_demo/checkpoints/step_0000001" in answer.out
+    assert [path.name for path in report.parent.iterdir()] == ["report.html"]
