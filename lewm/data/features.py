@@ -111,7 +111,7 @@ def build_features(
 
 def features_folder(store: EpisodeStore, encoder_name: str, encoder_digest: str) -> Path:
     """Where the features of a dataset by an encoder are, or would be."""
-    name = re.sub(r"[^\w.-]+", "-", encoder_name)
+    name = re.sub(r"[^\w.-]+", "-", encoder_name).strip("-.")
     return store.path.with_name(f"{store.path.name}.features") / f"{name}-{encoder_digest[:DIGEST_LETTERS]}"
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from lewm.envs.registry import env_entry
 from lewm.evaluate.worker import ProcessWorlds
-from lewm.evaluate.worlds import Happened, LocalWorlds, Opening, Order, Setting, Worlds
+from lewm.evaluate.worlds import Effect, LocalWorlds, Opening, Order, Setting, Worlds
 from lewm.types import Array, EpisodeResult, EpisodeSpec, Plan, ProgressCallback
 
 
@@ -40,7 +40,7 @@ class Task:
 class Episode:
     """The record of one episode in progress; its environment may live in another process.
 
-    plans: of a policy that plans.  happened: what the last actions did, None before the first.
+    plans: of a policy that plans.  effect: what the last actions did, None before the first.
     """
 
     def __init__(self, number: int, spec: EpisodeSpec, opening: Opening) -> None:
@@ -48,18 +48,18 @@ class Episode:
         self.states = [opening.state]
         self.reached: list[bool] = []
         self.plans: list[Plan] = []
-        self.happened: Happened | None = None
+        self.effect: Effect | None = None
 
     @property
     def steps(self) -> int:
         """Primitive actions executed so far."""
         return len(self.reached)
 
-    def add(self, happened: Happened) -> None:
+    def add(self, effect: Effect) -> None:
         """Write down what the last actions did."""
-        self.happened = happened
-        self.states.extend(happened.states)
-        self.reached.extend(happened.reached)
+        self.effect = effect
+        self.states.extend(effect.states)
+        self.reached.extend(effect.reached)
 
     def result(self) -> EpisodeResult:
         """What happened so far."""
@@ -118,8 +118,8 @@ def _submit(policy: Policy, worlds: Worlds, active: Sequence[Episode], budget: i
 
 def _collected(worlds: Worlds, group: list[Episode]) -> list[Episode]:
     """The group whose orders were submitted first, with what they did."""
-    for episode, happened in zip(group, worlds.collect(), strict=True):
-        episode.add(happened)
+    for episode, effect in zip(group, worlds.collect(), strict=True):
+        episode.add(effect)
     return group
 
 

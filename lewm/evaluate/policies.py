@@ -36,9 +36,9 @@ class AgentPolicy:
 
     def decide(self, episodes: Sequence[Episode]) -> list[Array]:
         for episode in episodes:
-            if happened := episode.happened:
-                blocks = happened.executed.reshape(-1, self.frame_skip, self.agent.policy.action_dim)
-                self.agent.observe(episode.number, happened.frames, blocks)
+            if effect := episode.effect:
+                blocks = effect.executed.reshape(-1, self.frame_skip, self.agent.policy.action_dim)
+                self.agent.observe(episode.number, effect.frames, blocks)
         actions = self.agent.decide([episode.number for episode in episodes])
         for episode in episodes:
             if plan := self.agent.plan_of(episode.number):

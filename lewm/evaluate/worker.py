@@ -14,7 +14,7 @@ from typing import Any
 
 from lewm.envs.workers import Worker, know_env
 from lewm.errors import EnvError
-from lewm.evaluate.worlds import Happened, LocalWorlds, Opening, Order, Setting
+from lewm.evaluate.worlds import Effect, LocalWorlds, Opening, Order, Setting
 from lewm.types import EpisodeSpec
 
 DIED = "A process with environments died, perhaps for lack of memory. Evaluate again, with fewer --eval.workers."
@@ -41,7 +41,7 @@ class ProcessWorlds:
                 worker.send(share)
         self._submitted.append([order.number % count for order in orders])
 
-    def collect(self) -> list[Happened]:
+    def collect(self) -> list[Effect]:
         owners = self._submitted.popleft()
         answers = {i: iter(self._workers[i].receive()) for i in set(owners)}
         return [next(answers[i]) for i in owners]

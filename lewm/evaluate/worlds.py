@@ -50,7 +50,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Happened:
+class Effect:
     """What n actions did: states (n, state_dim) and whether each counts as the goal, bool (n,).
 
     executed: the actions themselves, (n, action_dim).  frames: (m, R, R, 3), after the last m <= history blocks of
@@ -72,7 +72,7 @@ class Worlds(Protocol):
         """Have orders executed, one per episode."""
         ...
 
-    def collect(self) -> list[Happened]:
+    def collect(self) -> list[Effect]:
         """What the orders did that were submitted first of those not collected yet."""
         ...
 
@@ -98,7 +98,7 @@ class World:
         space = env.action_space
         return Opening(env.state, env.goal_reached(), frame, goal_image, space.low, space.high)
 
-    def execute(self, order: Order) -> Happened:
+    def execute(self, order: Order) -> Effect:
         """Execute actions. Frames are drawn after the blocks that a policy will look back to, and nowhere else."""
         env, skip = self.env, self.setting.frame_skip
         # Clipped here, as the environment would: a plan's context is what was done, not what was wished.
@@ -112,7 +112,7 @@ class World:
             reached.append(env.goal_reached())
             if done > first_seen and done % skip == 0:
                 frames.append(env.render())
-        return Happened(np.stack(states), np.array(reached), actions, np.array(frames))
+        return Effect(np.stack(states), np.array(reached), actions, np.array(frames))
 
 
 class LocalWorlds:
@@ -126,12 +126,12 @@ class LocalWorlds:
                 stack.callback(self._worlds[-1].env.close)
             self.openings = [world.open() for world in self._worlds]
             self._stack = stack.pop_all()
-        self._done: deque[list[Happened]] = deque()
+        self._done: deque[list[Effect]] = deque()
 
     def submit(self, orders: Sequence[Order]) -> None:
         self._done.append([self._worlds[order.number].execute(order) for order in orders])
 
-    def collect(self) -> list[Happened]:
+    def collect(self) -> list[Effect]:
         return self._done.popleft()
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,12 @@ class Answer:
         assert self.out == ""
         for part in parts:
             assert part in self.err
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command leaves in the current folder does not stay."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
