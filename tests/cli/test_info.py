@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
+
 from lewm.config import Config
 from lewm.version import __version__
 
@@ -18,6 +20,15 @@ def test_info_on_a_dataset(lewm: Lewm, debug_config: Config):
     assert answer.status == 0
     for part in ("environment lewm/TwoRoom-v0", "episodes 8,", "of 28 px", "actions 2 numbers", "seed 0"):
         assert part in answer.out
+
+
+def test_info_says_what_the_agent_senses_of_itself(lewm: Lewm, debug_config: Config, tmp_path: Path):
+    assert debug_config.data is not None
+    older = Path(shutil.copy(debug_config.data, tmp_path))
+    with h5py.File(older, "r+") as file:
+        del file.attrs["proprio"]
+    assert "proprio 2 numbers: agent_x, agent_y" in lewm("info", debug_config.data).out
+    assert "proprio 2 of its 2 numbers: an older file" in lewm("info", older).out
 
 
 def test_info_on_a_run_and_on_its_checkpoint(lewm: Lewm, debug_run: Path):
