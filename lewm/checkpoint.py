@@ -215,7 +215,7 @@ def from_hub(source: str, files: list[str]) -> Path:
     # Refused names, the hub's answers and its HTTP library's failures share no base class across versions.
     except Exception as error:
         problem = f"{source!r} is not a folder here, and could not be fetched as a Hugging Face repository"
-        raise CheckpointError(f"{problem}: {error}") from error
+        raise CheckpointError(f"{problem}: {' '.join(str(error).split())}") from error
 
 
 def _named(name: str) -> Path:
