@@ -157,11 +157,6 @@ class Cube(MujocoEnv):
         self._restore(self._at_rest(self._robot.data.qpos))
         return self.state
 
-    def _sample_goal(self, start: Array) -> Array:
-        while self.is_success(goal := self._sample_start(), start):
-            pass  # rare: a goal that is reached already is none
-        return goal
-
     def _at_rest(self, qpos: Array) -> Array:
         """The state with these joint positions (21,), without motion or contact."""
         state = np.zeros(len(self.state_names))

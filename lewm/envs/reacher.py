@@ -118,11 +118,6 @@ class Reacher(MujocoEnv):
         wrist_range = self._model.jnt_range[WRIST]
         return np.array([self.np_random.uniform(-math.pi, math.pi), self.np_random.uniform(*wrist_range), 0.0, 0.0])
 
-    def _sample_goal(self, start: Array) -> Array:
-        while self.is_success(goal := self._sample_start(), start):
-            pass  # rare: a goal that is reached already is none
-        return goal
-
 
 @functools.cache
 def _physics() -> Any:
