@@ -95,17 +95,12 @@ class Cube(MujocoEnv):
     `cube`: any colour; a position (x, y, z) in m. Its orientation and velocities stay as they are.
 
     ## Arguments
-    * `resolution`: side of a frame in pixels (224).
-    * `obs_type`: "pixels" (default) or "state".
-    * `render_mode`: "rgb_array".
+    Those of `lewm.envs.WorldEnv`; frames have 224 pixels a side unless told otherwise.
 
     ```python
     import gymnasium, lewm
     env = gymnasium.make("lewm/Cube-v0", resolution=112)
     ```
-
-    ## Version history
-    * v0: initial version.
     """
 
     state_names = (
