@@ -1,8 +1,8 @@
 """Run a policy through evaluation episodes and record what happened.
 
 From each pair's start a policy has ``budget`` primitive actions, and uses them all: the strict protocol asks what it
-does after reaching the goal (docs/evaluation.md). Episodes advance in groups so that a planner can serve a group in one
-batch, but each draws from random streams of its own: its outcome does not depend on its companions.
+does after reaching the goal (docs/guide/evaluate.md). Episodes advance in groups so that a planner can serve a group in
+one batch, but each draws from random streams of its own: its outcome does not depend on its companions.
 """
 
 from __future__ import annotations
