@@ -1,4 +1,4 @@
-"""Success with several ways of planning, on pairs to choose settings on (docs/evaluation.md, "Choosing settings").
+"""Success with several ways of planning, on pairs to choose settings on (docs/guide/compare.md).
 
     runs/tuning_manifests.sh reacher 100 runs/tuning
     python benchmarks/plan_settings.py --model pretrained/reacher --env reacher \

@@ -315,7 +315,7 @@ class GradientConfig(Checked):
 
 @dataclass(frozen=True)
 class PlanConfig(Checked):
-    """How plans are searched for (docs/planning.md has the solvers) and executed (and the schedules)."""
+    """How plans are searched for (docs/guide/plan-and-act.md has the solvers) and executed (and the schedules)."""
 
     SECTION: ClassVar[str] = "plan"
 
@@ -356,7 +356,7 @@ class PlanConfig(Checked):
 
 @dataclass(frozen=True)
 class EvalConfig(Checked):
-    """What is evaluated (paper: 50 pairs, goal 25 steps ahead, budget 50); docs/evaluation.md has the protocols."""
+    """What is evaluated (paper: 50 pairs, goal 25 steps ahead, budget 50); docs/guide/evaluate.md has the protocols."""
 
     SECTION: ClassVar[str] = "eval"
 

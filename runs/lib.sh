@@ -24,8 +24,8 @@ evaluate() {
     [[ -e $results ]] || lewm eval "$model" --out "$results" "$@"
 }
 
-# All of it: pipeline NAME [options of `lewm train`]. Settings that were best on tuning pairs (docs/planning.md) are measured
-# beside the paper's CEM.
+# All of it: pipeline NAME [options of `lewm train`]. Settings that were best on tuning pairs (docs/notebook/search.md) are
+# measured beside the paper's CEM.
 pipeline() {
     local name=$1 demos="" case manifest schedule planner options
     shift

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The frozen evaluation pairs that come with the package. Made once: changing them changes every published number.
-# Push-T's come from replays of held-out demonstrations (docs/data.md says in which form).
+# Push-T's come from replays of held-out demonstrations (docs/guide/collect-data.md says in which form).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${LEWM_PUSHT_DEMOS:?is not set: name the Push-T demonstrations, an .npz file or a LeRobot dataset}"
-# Cube's episodes depend on how OpenBLAS rounds (docs/environments.md). These kernels, for AVX-512, give the frozen pairs.
+# Cube's episodes depend on how OpenBLAS rounds (docs/guide/worlds.md). These kernels, for AVX-512, give the frozen pairs.
 export OPENBLAS_CORETYPE=SkylakeX
 .venv/bin/python - <<'PY'
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The figures of docs/planning.md. The tables of solvers and schedules use the demo's model; the speed table wants a GPU
-# and the public solver: pip install --no-deps stable-worldmodel einops loguru.
+# The figures of docs/notebook/schedules.md, with the demo's model, and of docs/notebook/planning-speed.md. The latter want a
+# GPU and the public solver: pip install --no-deps stable-worldmodel einops loguru.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 .venv/bin/lewm demo

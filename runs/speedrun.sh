@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Push-T in two minutes of training on an H200, three seeds (docs/speedrun.md): minutes by the clock, success with two schedules.
+# Push-T in two minutes of training on an H200, three seeds (docs/notebook/speedrun.md): minutes by the clock, success with two schedules.
 # DEMOS names the demonstrations. EPISODES (10000), RESOLUTION (224) and DATA are those of the dataset, OUT (runs/speedrun) is the
 # folder of the runs; arguments go to benchmarks/speedrun.py.
 set -euo pipefail

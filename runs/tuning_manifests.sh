@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pairs to choose settings on, which share no episode with the frozen ones (docs/evaluation.md, "Choosing settings"):
+# Pairs to choose settings on, which share no episode with the frozen ones (docs/guide/compare.md):
 #   runs/tuning_manifests.sh ENV COUNT FOLDER
 # writes FOLDER/ENV_tuning.json and FOLDER/ENV_tuning_strict.json, of COUNT pairs each. Push-T's come from replays of
 # held-out demonstrations, as in runs/manifests.sh.

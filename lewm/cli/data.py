@@ -45,7 +45,7 @@ def data_check(arguments: list[str]) -> None:
 
 @dataclass(frozen=True)
 class DataConvertArgs:
-    """Convert a dataset from and to HDF5, LeRobot (v3) and plain folders of PNG and NPZ (docs/data.md)."""
+    """Convert a dataset from and to HDF5, LeRobot (v3) and folders of PNG and NPZ (docs/guide/convert-data.md)."""
 
     source: tyro.conf.Positional[Path]  # An HDF5 file, a LeRobot dataset or a plain folder.
     target: tyro.conf.Positional[Path]  # A new file or folder.

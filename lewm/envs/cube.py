@@ -95,17 +95,12 @@ class Cube(MujocoEnv):
     `cube`: any colour; a position (x, y, z) in m. Its orientation and velocities stay as they are.
 
     ## Arguments
-    * `resolution`: side of a frame in pixels (224).
-    * `obs_type`: "pixels" (default) or "state".
-    * `render_mode`: "rgb_array".
+    Those of `lewm.envs.WorldEnv`; frames have 224 pixels a side unless told otherwise.
 
     ```python
     import gymnasium, lewm
     env = gymnasium.make("lewm/Cube-v0", resolution=112)
     ```
-
-    ## Version history
-    * v0: initial version.
     """
 
     state_names = (
@@ -161,11 +156,6 @@ class Cube(MujocoEnv):
         self._robot.reset()
         self._restore(self._at_rest(self._robot.data.qpos))
         return self.state
-
-    def _sample_goal(self, start: Array) -> Array:
-        while self.is_success(goal := self._sample_start(), start):
-            pass  # rare: a goal that is reached already is none
-        return goal
 
     def _at_rest(self, qpos: Array) -> Array:
         """The state with these joint positions (21,), without motion or contact."""

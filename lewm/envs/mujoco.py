@@ -94,7 +94,7 @@ class MujocoEnv(WorldEnv):
         actions = Box(-1.0, 1.0, (action_dim,), np.float32)
         super().__init__(states, actions, resolution, obs_type, render_mode)
         self._painter: Painter | None = None
-        self._colours: dict[str, Colour] = {}  # of what is painted
+        self._colours: dict[str, Colour | None] = {}  # of what was painted, None: in its own again
 
     @abstractmethod
     def _scene(self) -> Any:
@@ -105,7 +105,9 @@ class MujocoEnv(WorldEnv):
 
     def _draw_states(self, states: Array) -> Array:
         if self._painter is None:
-            self._painter = self._shared_painter()
+            key = type(self), self.resolution
+            self._painter = _painters.get(key) or Painter(self._scene(), self.camera, self.resolution)
+            _painters[key] = self._painter
         for name, geoms in self.object_geoms.items():
             self._painter.paint(geoms, self._colours.get(name))
         frames = np.empty((len(states), self.resolution, self.resolution, 3), np.uint8)
@@ -113,17 +115,13 @@ class MujocoEnv(WorldEnv):
             self._painter.draw(state, frame)
         return frames
 
-    def _shared_painter(self) -> Painter:
-        key = type(self), self.resolution
-        painter = _painters.get(key)
-        if painter is None:
-            painter = _painters[key] = Painter(self._scene(), self.camera, self.resolution)
-        return painter
-
     def _paint(self, name: str, colour: Colour | None) -> None:
-        self._colours.pop(name, None)
-        if colour is not None:
-            self._colours[name] = colour
+        self._colours[name] = colour
+
+    def _sample_goal(self, start: Array) -> Array:
+        while self.is_success(goal := self._sample_start(), start):
+            pass  # rare: a goal that is reached already is none
+        return goal
 
     def close(self) -> None:
         """Free the renderer, unless other worlds use it; the next frame would make another."""

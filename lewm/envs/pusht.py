@@ -167,17 +167,12 @@ class PushT(WorldEnv):
     * `target`: any colour. It cannot be moved.
 
     ## Arguments
-    * `resolution`: side of a frame in pixels (224).
-    * `obs_type`: "pixels" (default) or "state".
-    * `render_mode`: "rgb_array".
+    Those of `lewm.envs.WorldEnv`; frames have 224 pixels a side unless told otherwise.
 
     ```python
     import gymnasium, lewm
     env = gymnasium.make("lewm/PushT-v0")
     ```
-
-    ## Version history
-    * v0: initial version.
     """
 
     state_names = ("agent_x", "agent_y", "block_x", "block_y", "block_angle", "agent_vx", "agent_vy")

@@ -65,7 +65,8 @@ class PushTDrawing:
             for box in touched:
                 self._scale(box, frame)
             for box in touched:  # not before both are scaled: they may overlap
-                self._erase(box)
+                pixels = _slices(box, self._cell)
+                self._canvas[pixels] = self._empty[pixels]
         return frames
 
     def _draw_block(self, boxes: Array) -> None:
@@ -97,13 +98,13 @@ class PushTDrawing:
         self._background = cv2.resize(canvas, (self._resolution, self._resolution))
 
     def _cells_of(self, points: list[list[int]], margin: int) -> Box:
-        """The cells within ``margin`` px of some points, as a box in units of cells."""
+        """The cells within ``margin`` px of some points, as a box in units of cells; empty outside the picture."""
         cell, cells = self._cell, WORLD_SIZE // self._cell
         # Plain numbers: for so few, NumPy takes longer.
         xs, ys = [point[0] for point in points], [point[1] for point in points]
-        left, top = ((min(values) - margin) // cell for values in (xs, ys))
-        right, bottom = ((max(values) + margin) // cell + 1 for values in (xs, ys))
-        return max(left, 0), max(top, 0), min(right, cells), min(bottom, cells)
+        left, top = (max((min(values) - margin) // cell, 0) for values in (xs, ys))
+        right, bottom = (min((max(values) + margin) // cell + 1, cells) for values in (xs, ys))
+        return left, top, max(left, right), max(top, bottom)
 
     def _scale(self, box: Box, frame: Array) -> None:
         """Scale a box of cells from the canvas into ``frame``, if any of it is in the picture."""
@@ -111,13 +112,6 @@ class PushTDrawing:
         if left < right and top < bottom:
             size = ((right - left) * self._small_cell, (bottom - top) * self._small_cell)
             frame[_slices(box, self._small_cell)] = cv2.resize(self._canvas[_slices(box, self._cell)], size)
-
-    def _erase(self, box: Box) -> None:
-        """Make a box of cells of the canvas the background again."""
-        left, top, right, bottom = box
-        if left < right and top < bottom:
-            pixels = _slices(box, self._cell)
-            self._canvas[pixels] = self._empty[pixels]
 
 
 def _slices(box: Box, cell: int) -> tuple[slice, slice]:

@@ -119,9 +119,8 @@ def _all_pairs(lengths: Array) -> Array:
 
 # Shortest walks from each corner to each corner, and on to each push's beginning: (6, 6) and (6, pushes).
 _CORNER_TO_CORNER = _all_pairs(_lengths(_CORNERS[:, None], _CORNERS[None]))
-_CORNER_TO_BEGINNING = (_CORNER_TO_CORNER[:, :, None] + _lengths(_CORNERS[:, None], _BEGINNINGS[None])[None]).min(
-    axis=1
-)
+_LAST_WALKS = _lengths(_CORNERS[:, None], _BEGINNINGS[None])
+_CORNER_TO_BEGINNING = (_CORNER_TO_CORNER[:, :, None] + _LAST_WALKS[None]).min(axis=1)
 
 
 class PushTExpert(Expert):
@@ -173,9 +172,8 @@ class PushTExpert(Expert):
 
 def _pose_error(pose: Array, goal: Array) -> Array:
     """What leads from ``pose`` to ``goal``, (3,) each: the way of the centre of gravity, body frame, and the turn."""
-    centre = np.array(CENTRE_OF_GRAVITY)
-    way = to_body(to_world(centre, goal), pose) - centre
-    return np.array([way[0], way[1], float(wrap_angle(goal[2] - pose[2]))])
+    way = to_body(to_world(np.array(CENTRE_OF_GRAVITY), goal), pose) - CENTRE_OF_GRAVITY
+    return np.array([*way, wrap_angle(goal[2] - pose[2])])
 
 
 def _push_lengths(error: Array) -> Array:
@@ -191,9 +189,8 @@ def _best_push(agent: Array, pose: Array, error: Array, lengths: Array) -> int:
     lengths = np.maximum(lengths, 0.0)
     left = total - lengths**2 * (1.0 + weight * _TURNS**2)
     gain = math.sqrt(total) - np.sqrt(np.maximum(left, 0.0))
-    walks = np.minimum(
-        _lengths(agent, _BEGINNINGS), (_lengths(agent, _CORNERS)[:, None] + _CORNER_TO_BEGINNING).min(axis=0)
-    )
+    around = (_lengths(agent, _CORNERS)[:, None] + _CORNER_TO_BEGINNING).min(axis=0)
+    walks = np.minimum(_lengths(agent, _BEGINNINGS), around)
     # From inside the margin everything is in the way; the straight line is as good a guess as any.
     walks = np.where(np.isinf(walks), np.linalg.norm(_BEGINNINGS - agent, axis=-1), walks)
     steps = walks / WALK_SPEED + lengths * _WAYS / PUSH_SPEED + PUSH_STEPS
@@ -215,16 +212,14 @@ def _walk(agent: Array, goal: Array) -> Array:
     gap = float(np.linalg.norm(outwards))
     if 0 < gap < TOUCHING:
         return agent + outwards / gap * 2 * STANDOFF
-    waypoint = goal
     if not _clear(agent, goal):
         on = (_CORNER_TO_CORNER + _lengths(_CORNERS, goal)).min(axis=1)
         through = _lengths(agent, _CORNERS) + on
         if np.isfinite(through).any():
-            waypoint = _CORNERS[np.argmin(through)]
             # Aiming beyond a corner keeps the pace; straight at a goal comes to rest there.
-            way = waypoint - agent
+            way = _CORNERS[np.argmin(through)] - agent
             return agent + way * (CRUISE_LEAD / max(float(np.linalg.norm(way)), 1e-9))
-    return waypoint
+    return goal
 
 
 def mirrored(demonstration: Demonstration) -> Demonstration:

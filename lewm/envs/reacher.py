@@ -63,17 +63,12 @@ class Reacher(MujocoEnv):
     Velocities stay as they are.
 
     ## Arguments
-    * `resolution`: side of a frame in pixels (224).
-    * `obs_type`: "pixels" (default) or "state".
-    * `render_mode`: "rgb_array".
+    Those of `lewm.envs.WorldEnv`; frames have 224 pixels a side unless told otherwise.
 
     ```python
     import gymnasium, lewm
     env = gymnasium.make("lewm/Reacher-v0", resolution=112)
     ```
-
-    ## Version history
-    * v0: initial version.
     """
 
     state_names = ("shoulder", "wrist", "shoulder_velocity", "wrist_velocity")
@@ -118,11 +113,6 @@ class Reacher(MujocoEnv):
     def _sample_start(self) -> Array:
         wrist_range = self._model.jnt_range[WRIST]
         return np.array([self.np_random.uniform(-math.pi, math.pi), self.np_random.uniform(*wrist_range), 0.0, 0.0])
-
-    def _sample_goal(self, start: Array) -> Array:
-        while self.is_success(goal := self._sample_start(), start):
-            pass  # rare: a goal that is reached already is none
-        return goal
 
 
 @functools.cache

@@ -11,18 +11,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
 
-from lewm.envs.base import ObsType, WorldEnv
+from lewm.envs.base import Expert, ObsType, WorldEnv
 from lewm.errors import EnvError, unknown_name
 from lewm.types import Demonstration
 from lewm.user_modules import import_user_modules
-
-if TYPE_CHECKING:
-    from lewm.envs.base import Expert
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ def _load(entry: EnvEntry, path: str) -> Any:
         raise EnvError(f"Environment {entry.name!r} needs the package {error.name!r}. {remedy}") from error
 
 
-register_env(
+for world in (
     EnvEntry(
         name="tworoom",
         gym_id="lewm/TwoRoom-v0",
@@ -136,10 +133,7 @@ register_env(
         episode_steps=113,
         action_dim=2,
         description="A dot in one of two rooms has to reach a place in the other, through the only door.",
-    )
-)
-
-register_env(
+    ),
     EnvEntry(
         name="pusht",
         gym_id="lewm/PushT-v0",
@@ -150,10 +144,7 @@ register_env(
         episode_steps=200,
         action_dim=2,
         description="A disc has to push a T-shaped block to a given pose.",
-    )
-)
-
-register_env(
+    ),
     EnvEntry(
         name="reacher",
         gym_id="lewm/Reacher-v0",
@@ -164,10 +155,7 @@ register_env(
         description="An arm with two joints has to take a given configuration, by torques on both.",
         extra="mujoco",
         slow=True,
-    )
-)
-
-register_env(
+    ),
     EnvEntry(
         name="cube",
         gym_id="lewm/Cube-v0",
@@ -179,5 +167,6 @@ register_env(
         description="A robot arm with a gripper has to bring a cube to a given place.",
         extra="mujoco",
         slow=True,
-    )
-)
+    ),
+):
+    register_env(world)

@@ -73,17 +73,12 @@ class TwoRoom(WorldEnv):
     `agent`: any colour; a position (x, y).
 
     ## Arguments
-    * `resolution`: side of a frame in pixels (224).
-    * `obs_type`: "pixels" (default) or "state".
-    * `render_mode`: "rgb_array".
+    Those of `lewm.envs.WorldEnv`; frames have 224 pixels a side unless told otherwise.
 
     ```python
     import gymnasium, lewm
     env = gymnasium.make("lewm/TwoRoom-v0", resolution=56)
     ```
-
-    ## Version history
-    * v0: initial version.
     """
 
     state_names = ("agent_x", "agent_y")

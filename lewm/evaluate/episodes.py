@@ -1,8 +1,8 @@
 """Run a policy through evaluation episodes and record what happened.
 
 From each pair's start a policy has ``budget`` primitive actions, and uses them all: the strict protocol asks what it
-does after reaching the goal (docs/evaluation.md). Episodes advance in groups so that a planner can serve a group in one
-batch, but each draws from random streams of its own: its outcome does not depend on its companions.
+does after reaching the goal (docs/guide/evaluate.md). Episodes advance in groups so that a planner can serve a group in
+one batch, but each draws from random streams of its own: its outcome does not depend on its companions.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Policy(Protocol):
 def run_episodes(policy: Policy, task: Task, on_progress: ProgressCallback | None = None) -> list[EpisodeResult]:
     """Run every episode to the end of its budget; results in the order of the task's specs."""
     setting = Setting(env_entry(task.env), policy.image_size, policy.frame_skip, policy.history)
-    with contextlib.closing(_open_worlds(setting, task)) as worlds:
+    local = task.workers == 1
+    opened = LocalWorlds(setting, task.specs) if local else ProcessWorlds(setting, task.specs, task.workers)
+    with contextlib.closing(opened) as worlds:
         pairs = zip(task.specs, worlds.openings, strict=True)
         episodes = [Episode(number, spec, opening) for number, (spec, opening) in enumerate(pairs)]
         policy.begin(episodes)
@@ -121,7 +123,3 @@ def _collected(worlds: Worlds, group: list[Episode]) -> list[Episode]:
     for episode, effect in zip(group, worlds.collect(), strict=True):
         episode.add(effect)
     return group
-
-
-def _open_worlds(setting: Setting, task: Task) -> Worlds:
-    return LocalWorlds(setting, task.specs) if task.workers == 1 else ProcessWorlds(setting, task.specs, task.workers)

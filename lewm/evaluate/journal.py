@@ -20,7 +20,7 @@ import numpy as np
 from lewm.errors import FileError
 from lewm.files import disk_errors
 from lewm.plan.inputs import Place
-from lewm.types import Array, Plan
+from lewm.types import Plan
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Note:
 
     def to_list(self) -> list[Any]:
         """As plain JSON values, from which ``from_list`` makes the same to the last digit."""
-        return [self.plan.actions.tolist(), finite(self.plan.cost), _finite(self.plan.distances), self.seconds]
+        distances = [finite(distance) for distance in self.plan.distances.tolist()]
+        return [self.plan.actions.tolist(), finite(self.plan.cost), distances, self.seconds]
 
     @staticmethod
     def from_list(values: list[Any]) -> Note:
@@ -45,10 +46,6 @@ class Note:
 def finite(value: float) -> float | None:
     """A number as JSON can have it: what is not finite becomes null."""
     return value if math.isfinite(value) else None
-
-
-def _finite(values: Array) -> list[float | None]:
-    return [finite(value) for value in values.tolist()]
 
 
 class Notes:

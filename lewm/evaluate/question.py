@@ -5,6 +5,7 @@ Its results have a place of their own, named by the question, so that another qu
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -59,7 +60,8 @@ class Question:
 
 def ask(model: Method, config: Config) -> Question:
     """The question that ``evaluate(model, config)`` answers."""
-    manifest, entry, plans = load_manifest(config.env, config.eval.manifest), env_entry(config.env), _plans(model)
+    manifest, entry = load_manifest(config.env, config.eval.manifest), env_entry(config.env)
+    plans = hasattr(model, "planning_rollout")
     settings = flat(config.eval, free_too=False)
     del settings["manifest"]  # a name; its pairs count
     facts = {
@@ -76,10 +78,6 @@ def ask(model: Method, config: Config) -> Question:
     pairs = re.sub(r"[^\w.-]+", "_", Path(config.eval.manifest or "paper").stem)
     how = f"{config.plan.solver}_{config.plan.schedule}" if plans else model.settings.NAME
     return Question(f"{pairs}_{how}_{config.eval.episodes}_{json_digest(facts)[:8]}", facts)
-
-
-def _plans(model: Method) -> bool:
-    return hasattr(model, "planning_rollout")
 
 
 def environment_identity(entry: EnvEntry) -> list[str | None]:
@@ -120,8 +118,6 @@ def simulator_versions() -> dict[str, str]:
 def _installed(*names: str) -> dict[str, str]:
     found = {}
     for name in names:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found

@@ -84,10 +84,8 @@ def _group_size(batch_size: int, entry: EnvEntry, episodes: int) -> int:
 def _check_world(method: Method | WorldModel | Actor, entry: EnvEntry, elsewhere: bool) -> None:
     world = method.facts.environment if isinstance(method, Method) else None
     if world is not None and not elsewhere and env_entry(world) != entry:
-        raise PlanningError(
-            f"The model was trained in {world}, and {entry.gym_id} is another world. Say so with elsewhere=True "
-            "(--env on the command line) if that is what you mean."
-        )
+        remedy = "Say so with elsewhere=True (--env on the command line) if that is what you mean"
+        raise PlanningError(f"The model was trained in {world}, and {entry.gym_id} is another world. {remedy}.")
     if entry.action_dim != method.action_dim:
         raise PlanningError(
             f"{entry.gym_id} has {entry.action_dim}-dimensional actions, but the model was trained with "

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from lewm.envs.base import WorldEnv
 from lewm.envs.registry import EnvEntry, make_env
 from lewm.types import Array, EpisodeSpec
 
@@ -79,16 +80,16 @@ class Worlds(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
 class World:
     """The environment of one episode."""
 
-    def __init__(self, setting: Setting, spec: EpisodeSpec) -> None:
-        self.setting, self.spec = setting, spec
-        self.env = make_env(setting.entry.name, setting.resolution)
+    setting: Setting
+    env: WorldEnv
 
-    def open(self) -> Opening:
+    def open(self, spec: EpisodeSpec) -> Opening:
         """Go to the start of the episode. A policy that looks at nothing is shown black, and no renderer is made."""
-        env, spec = self.env, self.spec
+        env = self.env
         env.reset(seed=spec.index)
         env.set_state(np.array(spec.start))
         env.set_goal(np.array(spec.goal))
@@ -120,11 +121,9 @@ class LocalWorlds:
 
     def __init__(self, setting: Setting, specs: Sequence[EpisodeSpec]) -> None:
         with contextlib.ExitStack() as stack:
-            self._worlds: list[World] = []
-            for spec in specs:
-                self._worlds.append(World(setting, spec))
-                stack.callback(self._worlds[-1].env.close)
-            self.openings = [world.open() for world in self._worlds]
+            made = (make_env(setting.entry.name, setting.resolution) for _ in specs)
+            self._worlds = [World(setting, stack.enter_context(contextlib.closing(env))) for env in made]
+            self.openings = [world.open(spec) for world, spec in zip(self._worlds, specs, strict=True)]
             self._stack = stack.pop_all()
         self._done: deque[list[Effect]] = deque()
 

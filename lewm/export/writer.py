@@ -63,7 +63,7 @@ def bf16_tensors(model: Method) -> dict[str, torch.Tensor]:
     """A model's tensors with its matrices in bf16.
 
     Vectors (biases, scales, BatchNorm's statistics) keep their float32: they are less than one percent of the file, and
-    rounding them as well would double the change of the embeddings (docs/training.md).
+    rounding them as well would double the change of the embeddings (docs/notebook/bf16-weights.md).
     """
     matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
     return {name: t.bfloat16() if name in matrices else t for name, t in model.own_state().items()}

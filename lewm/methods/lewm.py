@@ -68,7 +68,7 @@ class LeWMConfig(JEPAConfig, MethodConfig):
 
 
 # Steps and lambda in full size. With a lighter lambda TwoRoom's and Reacher's distances reach farther; Cube's needs to
-# be heavier (docs/notebook).
+# be heavier (docs/notebook/lighter-sigreg.md).
 WORLDS = {"tworoom": (12_000, 0.005), "pusht": (20_000, 0.09), "reacher": (12_000, 0.005), "cube": (50_000, 0.3)}
 
 # -- the method ----------------------------------------------------------------------------------------------------

@@ -37,10 +37,8 @@ class RecordedPlans:
         """The sequences that a model remembers, as plans of this many blocks."""
         sequences = getattr(model, "recorded_actions", None)
         if sequences is None or not len(sequences):
-            raise PlanningError(
-                "plan.icem.recorded asks for recorded actions, and this model has none. Train it again or, after "
-                "`lewm import-official`, import it with --dataset; or plan without."
-            )
+            remedy = "Train it again or, after `lewm import-official`, import it with --dataset; or plan without"
+            raise PlanningError(f"plan.icem.recorded asks for recorded actions, and this model has none. {remedy}.")
         steps = horizon * model.frame_skip
         if sequences.shape[1] < steps:
             raise PlanningError(

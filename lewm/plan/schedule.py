@@ -1,4 +1,4 @@
-"""When to replan, and how far to look: the choice that decides success (docs/planning.md has the measurements).
+"""When to replan, and how far to look: the choice that decides success (measured: docs/notebook/schedules.md).
 
 whole      plan H blocks, execute all of them, replan. The paper's way. Errors of the first plan are corrected late.
 receding   plan H blocks, execute one, plan H blocks again. The goal is always H blocks away, so arriving can be put off

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -87,7 +87,7 @@ class Search:
     iteration: torch.Tensor
     mean_BHA: torch.Tensor
     std_BHA: torch.Tensor
-    memory: tuple[torch.Tensor, ...] = field(default=())
+    memory: tuple[torch.Tensor, ...] = ()
 
     @staticmethod
     def begin(mean_BHA: torch.Tensor, std: float, memory: tuple[torch.Tensor, ...] = ()) -> Search:
@@ -116,7 +116,6 @@ class Solver(Protocol):
     needs_gradient: bool
 
     def begin(self, problem: Problem) -> Search: ...
-
     def step(self, problem: Problem, search: Search) -> Search: ...
 
 

@@ -1,4 +1,4 @@
-"""What was best for the trained model of each environment, on pairs to choose settings on (docs/planning.md).
+"""What was best for the trained model of each environment, on pairs to choose settings on (docs/notebook/search.md).
 
 The paper's own planning is the default everywhere else, because figures are compared by it.
 """
@@ -25,6 +25,6 @@ def tuned_plan(env: str, plan: PlanConfig | None = None) -> PlanConfig:
     if env not in TUNED:
         raise ConfigError(
             f"Plans have been tuned for {', '.join(TUNED)}, not for {env!r}. Choose settings yourself, as "
-            "docs/evaluation.md says."
+            "docs/guide/compare.md says."
         )
     return replace(plan or PlanConfig(), **TUNED[env])

@@ -191,7 +191,7 @@ def _meet(backend: str) -> Processes:
     try:
         store, rank, count = next(rendezvous("env://", timeout=TIMEOUT))
         # torchrun keeps the store when it starts a run again, and in it the addresses of processes that are gone.
-        # Machines count their restarts each for itself: several of them need a new store (docs/training.md).
+        # Machines count their restarts each for itself: several of them need a new store (docs/guide/train.md).
         if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
             store = dist.PrefixStore(f"attempt {restarts()}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)

@@ -12,8 +12,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-DOCUMENTATION = Path(__file__).parents[2] / "docs" / "environments.md"
-SECTION = "## An environment of your own"
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "guide" / "add-an-environment.md"
+SECTION = "## A whole one"
 
 
 def documented_example() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,21 +80,18 @@ def check(
         file = stack.enter_context(_opened(path, refusal))
         columns, unreadable = _read_columns(file)
         problems = [*([refusal] if refusal else []), *(unreadable or _column_problems(columns))]
-        read = _store_reader(store) if store else _file_reader(file)
+
+        def read(frames: Array) -> Array:
+            if store:
+                return store.read_frames(store.frame_rows[frames])
+            return np.asarray(file["pixels"][frames[0] : frames[-1] + 1])  # they are always consecutive
+
         starts = _first_frames(columns, len(file["pixels"]))
         drawn = _draw_contact_sheet(contact_sheet, read, len(file["pixels"]), starts) if contact_sheet else ""
         scan = _scan(read, len(file["pixels"]), starts, on_progress)
         problems += _shortened([f"Frame {frame} cannot be read: {why}" for frame, why in scan.unreadable], "frames")
-        facts = _facts(path, file, scan) | _episode_facts(columns) | _repetition_facts(scan)
+        facts = _facts(path, file, columns, scan)
         return CheckReport(tuple(problems), facts, _action_table(_column(columns, "action")), drawn)
-
-
-def _store_reader(store: EpisodeStore) -> ReadFrames:
-    return lambda frames: store.read_frames(store.frame_rows[frames])
-
-
-def _file_reader(file: h5py.File) -> ReadFrames:
-    return lambda frames: np.asarray(file["pixels"][frames[0] : frames[-1] + 1])  # they are always consecutive
 
 
 def _opened(path: Path, refusal: str) -> h5py.File:
@@ -258,14 +255,18 @@ def _tile(read: ReadFrames, frame: int) -> Image.Image:
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
-def _facts(path: Path, file: h5py.File, scan: _Scan) -> dict[str, str]:
+def _facts(path: Path, file: h5py.File, columns: Columns, scan: _Scan) -> dict[str, str]:
     pixels, size, bad = file["pixels"], path.stat().st_size, len(scan.unreadable)
     forms = {name: column for name, column in file.items() if isinstance(column, h5py.Dataset)}
+    repeated, uniform = (100 * part / scan.frames for part in (scan.duplicates, scan.uniform))
     return {
         "file": f"{path} ({size / 2**20:.1f} MiB, {size / len(pixels) / 1000:.2f} GB per million frames)",
         "environment": str(file.attrs.get("environment", "not recorded")),
         "frames": f"{scan.frames:,} of {pixels.shape[1]} px; {f'{bad:,} cannot be read' if bad else _verified(pixels)}",
         "columns": ", ".join(f"{name} {form.dtype}{list(form.shape[1:])}" for name, form in forms.items()),
+        **_episode_facts(columns),
+        "repeated frames": f"{repeated:.1f} % are identical to the one before them",
+        "empty frames": f"{uniform:.1f} % have a single colour",
     }
 
 
@@ -278,14 +279,6 @@ def _episode_facts(columns: Columns) -> dict[str, str]:
     return {"episodes": f"{len(lengths):,}: {spread}, mean {lengths.mean():.1f}"}
 
 
-def _repetition_facts(scan: _Scan) -> dict[str, str]:
-    repeated, uniform = (100 * part / scan.frames for part in (scan.duplicates, scan.uniform))
-    return {
-        "repeated frames": f"{repeated:.1f} % are identical to the one before them",
-        "empty frames": f"{uniform:.1f} % have a single colour",
-    }
-
-
 def _verified(pixels: h5py.Dataset) -> str:
     """What reading a frame proves, which depends on how it is stored."""
     if pixels.fletcher32:
@@ -294,14 +287,10 @@ def _verified(pixels: h5py.Dataset) -> str:
         how = "compressed" if filters_of(pixels) else "uncompressed"
         return f"all read, but {how} without checksums: only sizes were verified"
     # HDF5 stores a chunk as it is where compressing would not make it smaller.
-    raw = sum(1 for mask in _filter_masks(pixels) if mask)
-    return "all read, checksums (Adler-32) match" + (f", but {raw:,} incompressible chunks have none" if raw else "")
-
-
-def _filter_masks(pixels: h5py.Dataset) -> Sequence[int]:
     masks: list[int] = []
     pixels.id.chunk_iter(lambda chunk: masks.append(chunk.filter_mask))
-    return masks
+    raw = np.count_nonzero(masks)
+    return "all read, checksums (Adler-32) match" + (f", but {raw:,} incompressible chunks have none" if raw else "")
 
 
 def _action_table(actions: Array) -> Array:

@@ -62,10 +62,13 @@ def convert(
     if detect_format(source) != "hdf5" or resolution is not None or (form == "lerobot" and quality != "lossless"):
         # Perhaps not the episodes that were collected: `lewm collect` must not take them for its own and add to them.
         episodes = _without(episodes, COLLECTION_ATTRIBUTES)
+    episodes = _counted(episodes, on_progress)
     if form == "lerobot":
-        write_lerobot(target, episodes, fps, quality, on_progress)
+        write_lerobot(target, episodes, fps, quality)
+    elif form == "folder":
+        write_folder(target, episodes)
     else:
-        (write_folder if form == "folder" else _write_hdf5)(target, _counted(episodes, on_progress))
+        write_episodes(target, episodes.episodes, episodes.attributes)
     return form
 
 
@@ -86,19 +89,15 @@ def _read(path: Path, camera: str | None, fit: FitFrames) -> EpisodeSource:
     if camera and form != "lerobot":
         raise DataError(f"{path} is not a LeRobot dataset, so it has no camera {camera!r} to choose. Omit --camera.")
     if form == "lerobot":
-        source = read_lerobot(path, camera, fit)
-    else:
-        source = _fitted(read_folder(path) if form == "folder" else read_hdf5(path), fit)
-    return _without(source, WRITERS_ATTRIBUTES)
+        return _without(read_lerobot(path, camera, fit), WRITERS_ATTRIBUTES)
+    source = read_folder(path) if form == "folder" else read_hdf5(path)
+    fitted = ({**episode, "pixels": fit(episode["pixels"])} for episode in source.episodes)
+    return _without(replace(source, episodes=fitted), WRITERS_ATTRIBUTES)
 
 
 def _without(source: EpisodeSource, names: tuple[str, ...]) -> EpisodeSource:
     """The same episodes with fewer attributes."""
     return replace(source, attributes={n: value for n, value in source.attributes.items() if n not in names})
-
-
-def _write_hdf5(path: Path, source: EpisodeSource) -> None:
-    write_episodes(path, source.episodes, source.attributes)
 
 
 def read_hdf5(path: Path) -> EpisodeSource:
@@ -117,14 +116,6 @@ def read_hdf5(path: Path) -> EpisodeSource:
                 yield {"pixels": store.read_frames(rows), **episode}
 
     return EpisodeSource(store.attributes, store.num_episodes, episodes())
-
-
-# -- fitting frames ---------------------------------------------------------------------------------------------------
-
-
-def _fitted(source: EpisodeSource, fit: FitFrames) -> EpisodeSource:
-    """The same episodes with other frames."""
-    return replace(source, episodes=({**episode, "pixels": fit(episode["pixels"])} for episode in source.episodes))
 
 
 def fit_frames(frames: Array, resolution: int | None = None, crop: bool = False) -> Array:

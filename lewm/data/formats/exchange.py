@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
 
 from lewm.data.store import Attributes, Columns
+from lewm.errors import DataError
 from lewm.types import Array
 
 FitFrames = Callable[[Array], Array]  # frames (n, H, W, 3) -> (n, R, R, 3), both uint8
@@ -21,3 +28,22 @@ class EpisodeSource:
     attributes: Attributes
     num_episodes: int
     episodes: Iterator[Columns]
+
+
+def read_description(path: Path, remedy: str) -> dict[str, Any]:
+    """What a JSON file says of a dataset. remedy: what to do if it does not hold an object."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}). {remedy}") from error
+    if not isinstance(document, dict):
+        raise DataError(f"{path} must hold a JSON object. {remedy}")
+    return document
+
+
+def decode_picture(encoded: bytes | None, otherwise: str) -> Array:
+    """An encoded picture as uint8 (H, W, 3). otherwise: what to say if it is none."""
+    pixels = cv2.imdecode(np.frombuffer(encoded or b"\0", np.uint8), cv2.IMREAD_COLOR)
+    if pixels is None:
+        raise DataError(otherwise)
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)

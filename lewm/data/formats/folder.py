@@ -19,7 +19,7 @@ from zipfile import BadZipFile
 import cv2
 import numpy as np
 
-from lewm.data.formats.exchange import EpisodeSource
+from lewm.data.formats.exchange import EpisodeSource, decode_picture, read_description
 from lewm.data.store import Columns
 from lewm.errors import DataError
 from lewm.files import completing
@@ -59,7 +59,8 @@ def _write_png(path: Path, frame: Array) -> None:
 
 def read_folder(path: Path) -> EpisodeSource:
     """Episodes of a plain folder."""
-    document = _read_description(path)
+    known = path / DESCRIPTION
+    document = read_description(known, "Repair or remove it.") if known.is_file() else {}
     attributes = document.get("attributes", {})
     places = sorted(place for place in path.glob("episode_*") if place.is_dir())
     numbers = [int(match[1]) if (match := re.fullmatch(r"episode_(\d+)", place.name)) else -1 for place in places]
@@ -74,18 +75,6 @@ def read_folder(path: Path) -> EpisodeSource:
                 yield _read_episode(place, attributes.get("frame_stride", 1), pool)
 
     return EpisodeSource(attributes, len(places), episodes())
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    if not (path / DESCRIPTION).is_file():
-        return {}
-    try:
-        document = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path / DESCRIPTION} cannot be read ({error}). Repair or remove it.") from error
-    if not isinstance(document, dict):
-        raise DataError(f"{path / DESCRIPTION} must hold a JSON object. Repair or remove it.")
-    return document
 
 
 def _read_episode(place: Path, stride: int, pool: ThreadPoolExecutor) -> Columns:
@@ -121,8 +110,4 @@ def _read_columns(path: Path) -> dict[str, Array]:
 
 
 def _read_png(path: Path) -> Array:
-    """A picture as uint8 (H, W, 3)."""
-    pixels = cv2.imdecode(np.frombuffer(path.read_bytes() or b"\0", np.uint8), cv2.IMREAD_COLOR)
-    if pixels is None:
-        raise DataError(f"{path} is no readable picture. Replace it.")
-    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
+    return decode_picture(path.read_bytes(), f"{path} is no readable picture. Replace it.")

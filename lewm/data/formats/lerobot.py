@@ -22,15 +22,13 @@ recorded have one in every row, and keep it. Version 2.1, one file per episode, 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 
-from lewm.data.formats.exchange import EpisodeSource, FitFrames
+from lewm.data.formats.exchange import EpisodeSource, FitFrames, decode_picture, read_description
 from lewm.data.store import Columns
 from lewm.errors import DataError, unknown_name
 from lewm.types import Array
@@ -95,7 +93,8 @@ def read_lerobot(folder: Path, camera: str | None = None, fit: FitFrames = np.as
         raise DataError(f"{folder} has no feature 'action', only {', '.join(features)}. lewm learns from actions.")
     columns, lengths = read_lerobot_columns(folder, [*features, "timestamp"])
     timestamps = columns.pop("timestamp").astype(np.float64)
-    named = {ours_name: columns[name] for name, ours_name in _our_names(features).items()}
+    our_names = {theirs: ours for ours, theirs in FEATURES.items()}
+    named = {our_names.get(name, name): columns[name] for name in features}
     ours = _read_ours(folder / "meta" / "lewm.json", len(timestamps))
     for name in ours.get("columns", {}).keys() & named.keys():
         form = ours["columns"][name]
@@ -122,7 +121,7 @@ def read_lerobot(folder: Path, camera: str | None = None, fit: FitFrames = np.as
 def _read_info(folder: Path) -> dict[str, Any]:
     if not is_lerobot(folder):
         raise DataError(f"{folder} is no LeRobot dataset: it has no meta/info.json. Check the path.")
-    info = _read_json(folder / "meta" / "info.json")
+    info = read_description(folder / "meta" / "info.json", "Download it again.")
     version = info.get("codebase_version")
     if version not in READABLE_VERSIONS:
         known = f"{', '.join(READABLE_VERSIONS)} can be read"
@@ -134,21 +133,11 @@ def _read_info(folder: Path) -> dict[str, Any]:
 
 def _read_ours(path: Path, rows: int) -> dict[str, Any]:
     """What lewm wrote beside the dataset; nothing, if others made it."""
-    ours = _read_json(path) if path.is_file() else {}
+    ours = read_description(path, "Download it again.") if path.is_file() else {}
     if ours and ours.get("rows") != rows:
         problem = f"{path} is for {ours.get('rows')} rows, but the dataset has {rows}: it was edited since"
         raise DataError(f"{problem}. Remove that file to take the dataset as it is.")
     return ours
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}). Download it again.") from error
-    if not isinstance(document, dict):
-        raise DataError(f"{path} must hold a JSON object. Download it again.")
-    return document
 
 
 def _chosen_camera(folder: Path, features: Mapping[str, Any], camera: str | None) -> str:
@@ -165,11 +154,6 @@ def _numeric_features(features: Mapping[str, Any]) -> list[str]:
     """Those that become columns: numbers that are not mere numbering."""
     kinds = ("float", "int", "uint", "bool")
     return [n for n, feature in features.items() if feature["dtype"].startswith(kinds) and n not in INDICES]
-
-
-def _our_names(features: Sequence[str]) -> dict[str, str]:
-    back = {theirs: ours for ours, theirs in FEATURES.items()}
-    return {name: back.get(name, name) for name in features}
 
 
 def _to_numpy(column: Any, what: str) -> Array:
@@ -195,9 +179,8 @@ def _video_frames(
     ends = np.cumsum(lengths)
     with contextlib.ExitStack() as stack:
         reader: Mp4Reader | None = None
-        for (path, start), end, length in zip(
-            _video_places(folder, info, camera, len(lengths)), ends, lengths, strict=True
-        ):
+        places = _video_places(folder, info, camera, len(lengths))
+        for (path, start), end, length in zip(places, ends, lengths, strict=True):
             if reader is None or reader.path != path:
                 stack.close()
                 reader = stack.enter_context(Mp4Reader(path))
@@ -241,13 +224,6 @@ def _image_frames(folder: Path, camera: str, lengths: Array) -> Iterator[Iterato
                 ours, encoded = encoded[: lengths[episode]], encoded[lengths[episode] :]
                 if [(number, frame) for number, frame, _ in ours] != [(ours[0][0], i) for i in range(len(ours))]:
                     raise DataError(f"{path}: the rows of episode {ours[0][0]} are not in order. Sort them first.")
-                yield (_decoded(image, f"{path}, episode {number}") for number, _, image in ours)
+                unreadable = f"{path}, episode {ours[0][0]}: an image cannot be decoded. Download it again."
+                yield (decode_picture(image, unreadable) for _, _, image in ours)
                 episode += 1
-
-
-def _decoded(image: bytes | None, where: str) -> Array:
-    """An encoded image as uint8 (H, W, 3)."""
-    pixels = cv2.imdecode(np.frombuffer(image or b"\0", np.uint8), cv2.IMREAD_COLOR)
-    if pixels is None:
-        raise DataError(f"{where}: an image cannot be decoded. Download it again.")
-    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)

@@ -24,27 +24,19 @@ from lewm.data.formats.lerobot import (
 from lewm.data.store import Attributes, Columns
 from lewm.errors import DataError
 from lewm.files import completing
-from lewm.types import Array, ProgressCallback
+from lewm.types import Array
 from lewm.video import Mp4Writer, VideoQuality, import_lerobot_extra
 
 FILE_ROWS = 50_000  # a file is closed after the episode that reaches so many
 STATS_STRIDE = 10  # frames between two that enter the statistics of the pixels
 
 
-def write_lerobot(
-    path: Path,
-    source: EpisodeSource,
-    fps: int = 10,
-    quality: VideoQuality = "lossless",
-    on_progress: ProgressCallback | None = None,
-) -> None:
-    """Write a LeRobot dataset, whole or not at all. ``fps``: rows per second. ``on_progress`` counts episodes."""
+def write_lerobot(path: Path, source: EpisodeSource, fps: int = 10, quality: VideoQuality = "lossless") -> None:
+    """Write a LeRobot dataset, whole or not at all. ``fps``: rows per second."""
     with completing(path) as folder:
         with _Writer(folder, fps, quality, str(source.attributes.get("environment", "unknown"))) as writer:
-            for done, episode in enumerate(source.episodes, start=1):
+            for episode in source.episodes:
                 writer.add(episode)
-                if on_progress:
-                    on_progress(done, source.num_episodes)
         writer.write_meta(source.attributes)
 
 
