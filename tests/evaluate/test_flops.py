@@ -46,7 +46,7 @@ def test_iterations_fill_the_budget_and_no_more():
 
 @pytest.mark.parametrize("solver", ["sgd", "rmsprop", "adam"])
 def test_a_gradient_solver_pays_for_its_restarts(solver: SolverName):
-    """And for no samples, which it does not draw. A gradient costs three rollouts; what the last step led to is one more."""
+    """And for no samples, which it does not draw. A gradient costs three rollouts; the last step is scored, too."""
     plan = replace(PLAN, solver=solver, gradient=GradientConfig(restarts=2))
     once = 2 * 3 * rollout_flops(SETTINGS, 3, 4)
     assert iteration_flops(MODEL, plan) == iteration_flops(MODEL, replace(plan, samples=500)) == once
