@@ -1,4 +1,4 @@
-"""What an evaluation found: rates by both protocols, a JSON file that says everything, and the comparison of two."""
+"""What an evaluation found: rates by both protocols, and a JSON file that says everything."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from lewm.envs.registry import env_entry
 from lewm.errors import DataError
 from lewm.evaluate.journal import finite
 from lewm.evaluate.question import Question, versions
-from lewm.evaluate.stats import Comparison, Rate
+from lewm.evaluate.stats import Rate
 from lewm.files import read_json, write_json
 from lewm.types import EpisodeResult, Outcome
 
 T = TypeVar("T")
-# The name of each protocol, and where an episode of the JSON file has its outcome.
-PROTOCOLS = {"paper": "success", "strict": "strict_success"}
 # The figures of an evaluation by name, the first the headline, and how people are told of them.
 LABELS = {
     "policy": "policy",
@@ -103,13 +101,20 @@ class Evaluation:
         found["solved_at_start"] = Rate.of(result.solved_at_start for result in self.results)
         return found
 
-    def save(self, path: Path, files: dict[str, Any] | None = None, question: Question | None = None) -> None:
+    def save(
+        self,
+        path: Path,
+        files: dict[str, Any] | None = None,
+        question: Question | None = None,
+        command: str | None = None,
+    ) -> None:
         """Write everything but the states as JSON, atomically. files: ``model_files`` of the model's, if it has any.
 
-        question: what was asked, if the file is to be known as its answer.
+        question: what was asked, if the file is to be known as its answer.  command: that asks it again.
         """
         document = {
             "question": question and question.digest,
+            "command": command,
             "versions": versions(),
             "device": self.device,
             "checkpoint": files,
@@ -150,39 +155,3 @@ def _episode(result: EpisodeResult, random: Outcome) -> dict[str, Any]:
         "random_policy_strict_success": random.strict_success,
         "plan_costs": [finite(plan.cost) for plan in result.plans],
     }
-
-
-def compare(first: Path, second: Path) -> dict[str, Comparison]:
-    """Two evaluations of the same pairs, episode by episode: a comparison for each protocol."""
-    one, other = _Outcomes.read(first), _Outcomes.read(second)
-    if one.environment != other.environment:
-        raise DataError(f"{first} is about {one.environment}, {second} about {other.environment}: nothing to compare.")
-    if one.pairs != other.pairs:
-        found = f"{len(one.pairs)} and {len(other.pairs)}, not the same"
-        remedy = "Evaluate both with the same --manifest and --eval.episodes"
-        raise DataError(f"The pairs of start and goal in {first} and {second} differ ({found}). {remedy}.")
-    return {name: Comparison.of(one.by_protocol[name], other.by_protocol[name]) for name in PROTOCOLS}
-
-
-@dataclass(frozen=True)
-class _Outcomes:
-    """What a comparison needs of a results file: the problems, and by each protocol the outcomes that count."""
-
-    environment: str
-    pairs: list[tuple[Any, ...]]
-    by_protocol: dict[str, list[bool]]
-
-    @staticmethod
-    def read(path: Path) -> _Outcomes:
-        document = read_json(path)
-        try:
-            episodes = document["episodes"]
-            pairs = [(episode["index"], episode["start"], episode["goal"]) for episode in episodes]
-            # Whether an episode counts depends on its pair alone, so what is left out here is left out in both files.
-            by_protocol = {
-                name: [episode[key] for episode in episodes if episode[key] is not None]
-                for name, key in PROTOCOLS.items()
-            }
-            return _Outcomes(document["environment"], pairs, by_protocol)
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
