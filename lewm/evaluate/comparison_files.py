@@ -58,21 +58,25 @@ class Entry:
 
 
 def read_entries(sources: Sequence[str]) -> list[Entry]:
-    """The evaluations in files and folders, each possibly as NAME=PLACE, which gives the name; all of them once."""
+    """The evaluations in files and folders, each possibly as NAME=PLACE, which gives the name; all of them once.
+
+    What a folder holds and was named before stays where it was named: so one of them can be made the first.
+    """
     if not sources:
         raise ConfigError(f"There is nothing to compare. {USAGE}.")
-    named = [(name, path) for source in sources for name, path in _found(source)]
-    seen: dict[Path | str, Path] = {}
-    entries = []
-    for name, path in named:
-        entry = read_entry(path, name)
-        for identity in (path.resolve(), entry.digest):
-            if identity is not None and identity in seen:
-                same = "is given twice" if seen[identity] == path else f"has the same results as {seen[identity]}"
-                raise ConfigError(f"{path} {same}. Leave one of them out.")
-            if identity is not None:
-                seen[identity] = path
-        entries.append(entry)
+    places: dict[Path, tuple[str, Path]] = {}
+    for source in sources:
+        found, in_folder = _found(source)
+        for name, path in found:
+            if path.resolve() in places and not in_folder:
+                raise ConfigError(f"{path} is given twice. Leave one of them out.")
+            places.setdefault(path.resolve(), (name, path))
+    entries = [read_entry(path, name) for name, path in places.values()]
+    answers: dict[str, Path] = {}
+    for entry in entries:
+        if entry.digest and entry.digest in answers:
+            raise ConfigError(f"{entry.path} has the same results as {answers[entry.digest]}. Leave one of them out.")
+        answers[entry.digest or ""] = entry.path
     return _with_names(entries)
 
 
@@ -85,18 +89,18 @@ def read_entry(path: Path, name: str = "") -> Entry:
         raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
 
 
-def _found(source: str) -> list[tuple[str, Path]]:
-    """Names, "" for none, and files that one argument stands for."""
+def _found(source: str) -> tuple[list[tuple[str, Path]], bool]:
+    """Names, "" for none, and files that one argument stands for; and whether that is a folder."""
     name, equals, rest = source.partition("=")
     if not equals or Path(source).exists():
         name, rest = "", source
     place = Path(rest)
     if not place.is_dir():
-        return [(name, place)]
+        return [(name, place)], False
     files = [path for path in sorted(place.rglob("*.json")) if _holds_results(path)]
     if not files:
         raise DataError(f"The folder {place} holds no results of `lewm eval`. {USAGE}.")
-    return [(name, path) for path in files]
+    return [(name, path) for path in files], True
 
 
 def _holds_results(path: Path) -> bool:
