@@ -99,6 +99,7 @@ def results(tmp_path: Path) -> Callable[..., Path]:
         budget: int = 50,
         places: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] | None = None,
         moved: float = 0.0,
+        manifest: str | None = None,
         recorded: bool = True,
         costs: list[float] | None = None,
         plans: int = 8,
@@ -126,7 +127,7 @@ def results(tmp_path: Path) -> Callable[..., Path]:
             "config": {
                 "method": {"name": method},
                 "plan": {"solver": "cem", "schedule": "whole"},
-                "eval": {"budget": budget, "manifest": None},
+                "eval": {"budget": budget, "manifest": manifest},
             },
         }
         path = tmp_path / f"{name}.json"

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from lewm.errors import ConfigError, DataError, EnvError, unknown_name
 from lewm.evaluate.comparison_files import PROTOCOLS, Entry
 from lewm.evaluate.manifest import PACKAGED, load_manifest
 from lewm.evaluate.stats import Comparison, Rate, holm
+from lewm.files import json_digest
 from lewm.types import Array
 
 ALIKE = 1.1  # planning arithmetic counts as equal if it is within this factor
@@ -57,7 +59,9 @@ class Contest:
     @property
     def title(self) -> str:
         """The world, and what was asked there."""
-        return f"{self.world}: {len(self.first.pairs)} pairs, {self.first.budget} actions"
+        manifest = self.first.manifest
+        which = "" if manifest in (None, "paper") else f"{Path(str(manifest)).stem} "
+        return f"{self.world}: {len(self.first.pairs)} {which}pairs, {self.first.budget} actions"
 
     def bounds(self) -> dict[str, dict[str, list[bool | None]]]:
         """Outcomes by protocol of what no method made: the floor, and the ceiling if any file knows it."""
@@ -224,6 +228,7 @@ def _contest(compared: Compared, contest: Contest) -> dict[str, Any]:
     return {
         "environment": first.environment,
         "pairs": len(first.pairs),
+        "pairs_sha256": json_digest(first.pairs),
         "budget": first.budget,
         "entries": [_entry(entry, first) for entry in contest.entries],
         "bounds": {name: _success(outcomes) for name, outcomes in contest.bounds().items()},
@@ -248,6 +253,7 @@ def _entry(entry: Entry, first: Entry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "file": str(entry.path),
+        "question": entry.digest,
         "method": entry.method,
         "command": entry.command,
         "device": entry.device,

@@ -15,10 +15,11 @@ from lewm.evaluate.comparison import CEILING, FLOOR, Compared, Contest, rates
 from lewm.evaluate.stats import Rate
 from lewm.files import completing
 
-_WIDTH, _GAP = 0.34, 0.9  # of a bar and of the room between worlds, in inches
+_BAR, _GAP = 0.34, 2.4  # the width of a bar, in inches, and the room between worlds, in bars
+_NARROWEST, _WIDEST = 4.5, 12.0  # of a figure, in inches: where there are many bars, each is thinner
 # Colours that stay apart for colour-blind readers, and in grey (Okabe and Ito's, lighter and darker in turn).
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8A900", "#4B3F72")
-_HATCHES = ("", "///", "...")  # of the second and third nine methods
+_HATCHES = ("", "////", "....")  # of the second and third nine methods
 _INK, _FAINT = "#222222", "#D9D9D9"
 _STRICT: Any = {"marker": "D", "markersize": 4, "markerfacecolor": "white", "markeredgecolor": _INK}
 _STYLE: Any = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "lewm", "hatch.linewidth": 0.6}
@@ -27,18 +28,18 @@ _STYLE: Any = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "lewm", "
 def write_figure(path: Path, compared: Compared) -> None:
     """Write the figure, atomically, in the format that its name says."""
     names = list(dict.fromkeys(entry.name for contest in compared.contests for entry in contest.entries))
-    bars = sum(len(contest.entries) for contest in compared.contests)
-    width = 1.1 + _WIDTH * bars + _GAP * len(compared.contests)
+    units = sum(len(contest.entries) for contest in compared.contests) + _GAP * len(compared.contests)
+    width = min(_WIDEST, max(_NARROWEST, 1 + _BAR * units))
     with matplotlib.rc_context(_STYLE):
-        figure = Figure((max(4.5, width), 3.9), layout="constrained")
+        figure = Figure((width, 3.9), layout="constrained")
         axes = figure.add_subplot()
         _frame(axes)
         place, middles = 0.0, []
         for contest in compared.contests:
             middles.append(_draw(axes, contest, place, names))
-            place += len(contest.entries) + _GAP / _WIDTH
+            place += len(contest.entries) + _GAP
         axes.set_xticks(middles, [_label(contest) for contest in compared.contests])
-        axes.set_xlim(-1 - 0.3 * _GAP / _WIDTH, place - 0.7 * _GAP / _WIDTH)
+        axes.set_xlim(-0.5 - 0.5 * _GAP, place - 0.5 - 0.5 * _GAP)
         handles = _legend(names, compared)
         rows = -(-len(handles) // max(1, int(figure.get_figwidth() / 1.5)))
         figure.legend(handles=handles, loc="outside upper left", ncols=-(-len(handles) // rows), frameon=False)

@@ -33,6 +33,11 @@ def plan_flops(model: WorldModel, plan: PlanConfig) -> float:
 
 def with_fixed_flops(model: WorldModel, plan: PlanConfig, flops: float) -> PlanConfig:
     """The same search with as many iterations as ``flops`` per plan allow."""
+    if not hasattr(model, "rollout_flops"):
+        name = type(model).__name__
+        raise PlanningError(
+            f"{name} acts: it has no planning whose arithmetic could be fixed. Leave out --fixed-flops."
+        )
     cost = iteration_flops(model, plan)
     iterations = int(flops // cost) - _scored_besides(plan)
     if iterations < 1:

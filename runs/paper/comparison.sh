@@ -11,7 +11,8 @@
 #   PRESET, STEPS, EPISODES   instead of each world's own preset, steps and episodes; RESOLUTION (224) of the frames
 #   EVAL_EPISODES             frozen pairs per evaluation (200)
 #   DATA, OUT                 the folders of datasets (data) and of runs and results (runs/comparison)
-#   PAGE, RECORD              the page (docs/notebook/comparison.md); the folder of the blocks' results as JSON (runs/paper)
+#   PAGES                     that have markers to write between (docs/notebook/comparison.md); figures lie beside the first
+#   RECORD                    the folder of the blocks' results as JSON (runs/paper)
 #   DEMOS                     demonstrations to replay, for Push-T
 #   LAUNCH                    "torchrun --nproc-per-node 8 -m lewm" trains on eight GPUs
 #   DEVICE                    of training and evaluation (auto)
@@ -23,7 +24,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PATH="$PWD/.venv/bin:$PATH"
 
 tables=${TABLES:-runs/paper} out=${OUT:-runs/comparison} data=${DATA:-data}
-page=${PAGE:-docs/notebook/comparison.md} record=${RECORD:-runs/paper}
+pages=${PAGES:-docs/notebook/comparison.md} record=${RECORD:-runs/paper}
 blocks=${BLOCKS:-paper best} seeds=${SEEDS:-0} stages=${STAGES:-data train eval page}
 
 # The lines of a table, and one column of the line with a given name. Columns are apart by "|".
@@ -148,9 +149,9 @@ for stage in $stages; do
         for block in $blocks; do
             mapfile -t files < <(compared "$block")
             [[ ${#files[@]} == 0 ]] || run lewm compare "${files[@]}" "${kinds[@]}" --json "$record/results_$block.json" \
-                --figure "${page%.md}_$block.png"
+                --figure "${pages%%.md*}_$block.png"
         done
-        run python runs/paper/page.py write "$out" --page "$page" --tables "$tables"
+        for page in $pages; do run python runs/paper/page.py write "$out" --page "$page" --tables "$tables"; done
         ;;
     *) echo "STAGES has $stage; there are: data train eval page" >&2; exit 1 ;;
     esac

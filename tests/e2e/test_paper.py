@@ -50,7 +50,7 @@ class Script:
 
     def __call__(self, **settings: str) -> subprocess.CompletedProcess[str]:
         places = {"DATA": "data", "OUT": "out", "RECORD": "record", "TABLES": "tables"}
-        places = {name: str(self.folder / place) for name, place in places.items()} | {"PAGE": str(self.page)}
+        places = {name: str(self.folder / place) for name, place in places.items()} | {"PAGES": str(self.page)}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, **TOY, **places, **settings}
         command = ["bash", str(PAPER / "comparison.sh")]

@@ -105,6 +105,13 @@ def test_unequal_budgets_and_pairs_get_no_p_value(results: Results):
     assert "(4 and 2, not the same)" in pairs
 
 
+def test_a_contest_says_which_pairs_it_is_about(results: Results):
+    """Those of two manifests may be as many."""
+    entries = [read(results, "a", A), read(results, "b", A, moved=1, manifest="pairs/strict.json")]
+    titles = [contest.title for contest in compare(entries).contests]
+    assert titles == ["tworoom: 4 pairs, 50 actions", "tworoom: 4 strict pairs, 50 actions"]
+
+
 def test_every_other_is_tested_against_the_first_of_its_contest(results: Results):
     many = [(True, True)] * 10, [(False, False)] * 10, [(True, True)] * 4 + [(False, False)] * 6
     entries = [read(results, name, outcomes) for name, outcomes in zip("abc", many, strict=True)]

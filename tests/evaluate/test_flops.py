@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from lewm.model.flops import rollout_flops
 from lewm.plan.solver import Problem, solve
 from lewm.plan.solvers import make_solver
 from lewm.presets import preset
+from lewm.types import DataFacts
 
 SETTINGS = preset("debug").method
 MODEL = LeWM(SETTINGS)
@@ -82,3 +84,9 @@ def test_a_decision_costs_what_its_schedule_plans():
 def test_less_than_one_iteration_is_refused():
     with pytest.raises(PlanningError, match=r"One iteration of cem with 10 samples takes .*Raise --fixed-flops"):
         with_fixed_flops(MODEL, PLAN, iteration_flops(MODEL, PLAN) - 1)
+
+
+def test_who_acts_has_no_arithmetic_to_fix():
+    actor = preset("debug", "gcbc").method.build(DataFacts())
+    with pytest.raises(PlanningError, match=r"GCBC acts: it has no planning .* Leave out --fixed-flops"):
+        with_fixed_flops(cast(Any, actor), PLAN, 1e12)
