@@ -29,7 +29,7 @@ FLOOR, CEILING = "random actions", "recorded actions"
 
 
 @dataclass(frozen=True)
-class Test:
+class Tested:
     """An evaluation against its contest's first. adjusted: the p-value after Holm's correction."""
 
     entry: Entry
@@ -97,11 +97,11 @@ class Compared:
     """All that a comparison found. notes: sentences on what was not compared, and why."""
 
     contests: tuple[Contest, ...]
-    tests: tuple[Test, ...]
+    tests: tuple[Tested, ...]
     kinds: tuple[Kinds, ...]
     notes: tuple[str, ...]
 
-    def tests_of(self, contest: Contest) -> list[Test]:
+    def tests_of(self, contest: Contest) -> list[Tested]:
         return [test for test in self.tests if any(test.entry is entry for entry in contest.entries)]
 
 
@@ -157,17 +157,20 @@ def _grouped(entries: Sequence[Entry]) -> list[list[Entry]]:
     groups: list[list[Entry]] = []
     for entry in entries:
         group = next((each for each in groups if each[0].question == entry.question), None)
-        groups.append([entry]) if group is None else group.append(entry)
+        if group is None:
+            groups.append([entry])
+        else:
+            group.append(entry)
     worlds = list(dict.fromkeys(group[0].environment for group in groups))
     return sorted(groups, key=lambda group: worlds.index(group[0].environment))
 
 
-def _tests(contests: Sequence[Contest]) -> Iterator[Test]:
+def _tests(contests: Sequence[Contest]) -> Iterator[Tested]:
     for protocol in PROTOCOLS:
         found = [(e, paired(c.first, e, protocol)) for c in contests for e in c.entries[1:]]
         adjusted = holm([comparison.p_value for _, comparison in found])
         for (entry, comparison), p_value in zip(found, adjusted, strict=True):
-            yield Test(entry, protocol, comparison, p_value)
+            yield Tested(entry, protocol, comparison, p_value)
 
 
 def _notes(contests: Sequence[Contest]) -> Iterator[str]:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from lewm.envs.registry import env_names, pair_kinds
+
 Lewm = Callable[..., Any]  # the fixture: arguments -> what came of it
 Results = Callable[..., Path]  # the fixture: name, outcomes and what is special -> a results file
 
@@ -81,3 +83,10 @@ def test_mistakes_are_explained_and_change_nothing(
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
     lewm("compare", *arguments).assert_refused(message)
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("world", env_names())
+def test_help_names_what_tells_pairs_apart(lewm: Lewm, world: str):
+    said = lewm("compare", "--help").out
+    assert world in said
+    assert all(key in said for key in pair_kinds(world))
