@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ import torch
 
 from lewm.config import Config
 from lewm.data.collect import collect
+from lewm.files import json_digest
 from lewm.methods.lewm import LeWM
 from lewm.presets import preset
 from lewm.train.loop import train
@@ -83,3 +85,54 @@ def run_interpreted() -> Callable[..., None]:
         assert done.returncode == 0, done.stderr
 
     return run
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Callable[..., Path]:
+    """Writes what a comparison reads of an evaluation's results: NAME.json, with an outcome for each made-up pair."""
+
+    def write(
+        name: str,
+        outcomes: list[tuple[bool, bool | None]],
+        environment: str = "lewm/TwoRoom-v0",
+        method: str = "lewm",
+        budget: int = 50,
+        places: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] | None = None,
+        moved: float = 0.0,
+        manifest: str | None = None,
+        recorded: bool = True,
+        costs: list[float] | None = None,
+        plans: int = 8,
+        seconds: float = 0.5,
+        flops: float | None = 1e12,
+        device: str = "cpu",
+    ) -> Path:
+        episodes = []
+        for index, (success, strict) in enumerate(outcomes):
+            start, goal = (places or {}).get(index, ((50.0, 50.0 + index), (60.0 + moved, 50.0)))
+            of_random = {"random_policy_success": index == 0, "random_policy_strict_success": strict and False}
+            done = {"recorded_success": True, "recorded_strict_success": None if strict is None else True}
+            mine = {"success": success, "strict_success": strict, "plan_costs": (costs or [2.0]) if plans else []}
+            pair = {"index": index, "start": start, "goal": goal}
+            episodes.append(pair | mine | of_random | (done if recorded else {}))
+        document = {
+            "question": json_digest([name, outcomes]),
+            "command": f"lewm eval {name}",
+            "device": device,
+            "environment": environment,
+            "rates": {},
+            "times": {"plans": plans, "seconds_per_plan_p50": seconds},
+            "flops_per_plan": flops if plans else None,
+            "episodes": episodes,
+            "config": {
+                "method": {"name": method},
+                "plan": {"solver": "cem", "schedule": "whole"},
+                "eval": {"budget": budget, "manifest": manifest},
+            },
+        }
+        path = tmp_path / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=2))
+        return path
+
+    return write

@@ -1,32 +1,80 @@
-"""`lewm compare`: is one evaluation better than another, or just luckier?"""
+"""`lewm compare`: who reaches more goals, or is just luckier?"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.table import Table
+from rich import table as rich_table
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
 
 from lewm.cli.frame import console, parse, say
+from lewm.files import Kind, check_output, completing, write_json
+
+if TYPE_CHECKING:
+    from lewm.evaluate.comparison_tables import Table
 
 
 @dataclass(frozen=True)
 class CompareArgs:
-    """Compare two evaluations of the same pairs, episode by episode."""
+    """Compare evaluations: success by world, tests episode by episode against the first, and what planning costs."""
 
-    first: tyro.conf.Positional[Path]  # Results that `lewm eval` wrote.
-    second: tyro.conf.Positional[Path]  # Others, of the same pairs.
+    # Results that `lewm eval` wrote, or folders that hold them; NAME=FILE says what one is called.
+    files: tyro.conf.Positional[tuple[str, ...]] = ()
+    # Tell success apart by kinds of pairs: room (tworoom), block (pusht), velocity or torques (reacher), grasp (cube).
+    by: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KIND"), tyro.conf.UseAppendAction] = ()
+    markdown: Path | None = None  # Write the tables to this page.
+    json: Path | None = None  # Write everything to this file, outcomes of each pair included.
+    figure: Path | None = None  # Draw bars with intervals: .png, .svg or .pdf.
 
 
 def run(arguments: list[str]) -> None:
-    """Compare, and print a table."""
+    """Compare, print tables, and write what was asked for."""
     args = parse(CompareArgs, arguments, "compare")
-    from lewm.evaluate import results
+    from lewm.evaluate.comparison import compare, to_dict
+    from lewm.evaluate.comparison_files import read_entries
+    from lewm.evaluate.comparison_tables import markdown, sentences, tables
 
-    table = Table("", "first", "second", "only first", "only second", "p", box=None, header_style="bold")
-    for protocol, found in results.compare(args.first, args.second).items():
-        rates = (f"{100 * rate.value:.1f} % ({rate.successes}/{rate.total})" for rate in (found.first, found.second))
-        table.add_row(protocol, *rates, str(found.only_first), str(found.only_second), f"{found.p_value:.3g}")
-    console.print(table)
-    say("p: how often luck alone would divide the episodes that only one of them solved as unevenly (McNemar, exact).")
+    entries = read_entries(args.files)
+    outputs = list(_outputs(args))
+    for path, kind in outputs:
+        check_output(path, kind, [entry.path for entry in entries])
+    compared = compare(entries, args.by)
+    for table in tables(compared):
+        _print(table)
+    for sentence in sentences(compared):
+        say(sentence)
+    if args.markdown:
+        with completing(args.markdown) as temporary:
+            temporary.write_text(markdown(compared), encoding="utf-8")
+    if args.json:
+        write_json(args.json, to_dict(compared))
+    if args.figure:
+        from lewm.evaluate.comparison_figure import write_figure  # matplotlib takes its time
+
+        write_figure(args.figure, compared)
+    for path, kind in outputs:
+        say(f"{kind.name.capitalize()}: {path}")
+
+
+def _outputs(args: CompareArgs) -> Iterator[tuple[Path, Kind]]:
+    """What is to be written, and what it is."""
+    from lewm.evaluate.comparison_files import COMPARISON, FIGURE, MARKDOWN
+
+    places = ((args.markdown, MARKDOWN), (args.json, COMPARISON), (args.figure, FIGURE))
+    yield from ((path, kind) for path, kind in places if path)
+
+
+def _print(table: Table) -> None:
+    """As wide as it has to be: a terminal shows lines that are too long better than cells that are cut."""
+    shown = rich_table.Table(*map(escape, table.header), box=None, header_style="bold")
+    for row in table.rows:
+        shown.add_row(*map(escape, row))
+    wanted = Measurement.get(console, console.options.update(width=1000), shown).maximum
+    wide = Console(width=max(console.width, wanted), highlight=False)
+    wide.print(f"[bold]{escape(table.title)}[/]", shown, "", sep="\n")

@@ -56,6 +56,7 @@ def run(arguments: list[str]) -> None:
     from lewm.evaluate.question import ask
     from lewm.evaluate.results import read_rates
     from lewm.evaluate.runner import evaluate
+    from lewm.export.commands import eval_command
     from lewm.methods.files import load, read_facts, run_settings
     from lewm.plan.tuned import tuned_plan
 
@@ -87,7 +88,8 @@ def run(arguments: list[str]) -> None:
     config = replace(trained, env=args.env, seed=args.seed, device=args.device, plan=plan, eval=settings)
     question = ask(model, config)
     out = args.out or question.place(source, folder)
-    evaluation = evaluate_with_progress(model, config, question, out, folder, console)
+    asked = eval_command(source, trained, config)
+    evaluation = evaluate_with_progress(model, config, question, out, folder, console, asked)
     if evaluation is None:
         say("This very question was answered before; nothing is done again.")
     print_rates(read_rates(out))
@@ -101,11 +103,17 @@ def run(arguments: list[str]) -> None:
 
 
 def evaluate_with_progress(
-    model: Method, config: Config, question: Question, out: Path, folder: Path, console: Console
+    model: Method,
+    config: Config,
+    question: Question,
+    out: Path,
+    folder: Path,
+    console: Console,
+    command: str | None = None,
 ) -> Evaluation | None:
     """Evaluate behind a progress bar, from where an interrupted call stopped; the results go to the file ``out``.
 
-    folder: of the model's files. None if the results of this question are there already.
+    folder: of the model's files. command: that asks it again. None if the results of this question are there already.
     """
     from lewm.evaluate.answer import answering
     from lewm.evaluate.results import model_files
@@ -119,6 +127,6 @@ def evaluate_with_progress(
         files = model_files(folder)
         with progress_bar(console, "plan") as on_progress:
             evaluation = evaluate(model, config, on_progress, journal, elsewhere=True)
-        evaluation.save(out, files, question)
+        evaluation.save(out, files, question, command)
         journal.remove()
     return evaluation

@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 
 from lewm.envs.base import Expert, ObsType, WorldEnv
+from lewm.envs.kinds import Kind
 from lewm.errors import EnvError, unknown_name
 from lewm.types import Demonstration
 from lewm.user_modules import import_user_modules
@@ -32,6 +33,7 @@ class EnvEntry:
     slow: stepping and drawing it takes so long that evaluation should spread it over processes.
     replay: "module:attribute" of an expert that is called with a generator and a demonstration; None: there is none.
     mistaken: "module:attribute" of one that is called with an expert, a generator and a share of the time; or None.
+    kinds: "module:attribute" of a table as in ``lewm.envs.kinds``, of what tells its evaluation pairs apart; or None.
     """
 
     name: str
@@ -45,6 +47,7 @@ class EnvEntry:
     slow: bool = False
     replay: str | None = None
     mistaken: str | None = None
+    kinds: str | None = None
 
 
 _ENTRIES: dict[str, EnvEntry] = {}
@@ -111,6 +114,12 @@ def make_mistaken(name: str, expert: Expert, rng: np.random.Generator, mistakes:
     return _load(entry, entry.mistaken)(expert, rng, mistakes)
 
 
+def pair_kinds(name: str) -> dict[str, Kind]:
+    """What tells evaluation pairs of an environment apart, by name; empty if it does not say."""
+    entry = env_entry(name)
+    return {} if entry.kinds is None else dict(_load(entry, entry.kinds))
+
+
 def _load(entry: EnvEntry, path: str) -> Any:
     """The object at "module:attribute"; a simulator that is not installed becomes an EnvError."""
     module, _, attribute = path.partition(":")
@@ -132,6 +141,7 @@ for world in (
         # Ends four in ten of the expert's episodes, which so take 92 steps on average, as in the paper.
         episode_steps=113,
         action_dim=2,
+        kinds="lewm.envs.kinds:TWOROOM",
         description="A dot in one of two rooms has to reach a place in the other, through the only door.",
     ),
     EnvEntry(
@@ -143,6 +153,7 @@ for world in (
         # Enough for the expert to reach five goals in six, for all its noise, after 122 steps on average.
         episode_steps=200,
         action_dim=2,
+        kinds="lewm.envs.kinds:PUSHT",
         description="A disc has to push a T-shaped block to a given pose.",
     ),
     EnvEntry(
@@ -152,6 +163,7 @@ for world in (
         expert="lewm.envs.reacher_expert:ReacherExpert",
         episode_steps=200,
         action_dim=2,
+        kinds="lewm.envs.kinds:REACHER",
         description="An arm with two joints has to take a given configuration, by torques on both.",
         extra="mujoco",
         slow=True,
@@ -164,6 +176,7 @@ for world in (
         mistaken="lewm.envs.cube_expert:MistakenCubeExpert",
         episode_steps=200,
         action_dim=5,
+        kinds="lewm.envs.kinds:CUBE",
         description="A robot arm with a gripper has to bring a cube to a given place.",
         extra="mujoco",
         slow=True,

@@ -1,4 +1,6 @@
-"""The floor under every figure: what uniform random actions reach, simulated once for each set of pairs.
+"""Floor and ceiling of every figure, simulated once for each set of pairs.
+
+The floor is what uniform random actions reach, the ceiling what the actions do that once led from start to goal.
 
 What is remembered is a small file in a folder for such things: ``LEWM_CACHE``, or else ``lewm`` in the user's cache. It
 holds the question that it answers; a file that is damaged or answers another one is not believed, and replaced.
@@ -7,6 +9,7 @@ holds the question that it answers; a file that is damaged or answers another on
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -15,23 +18,35 @@ import numpy as np
 
 from lewm.envs.registry import env_entry
 from lewm.errors import FileError
-from lewm.evaluate.episodes import Task, run_episodes
-from lewm.evaluate.policies import RANDOM_BLOCK, RandomPolicy
-from lewm.evaluate.question import environment_identity, pairs_digest, simulator_versions
+from lewm.evaluate.episodes import Policy, Task, run_episodes
+from lewm.evaluate.manifest import pairs_digest
+from lewm.evaluate.policies import RANDOM_BLOCK, RandomPolicy, RecordedPolicy
+from lewm.evaluate.question import environment_identity, simulator_versions
 from lewm.files import json_digest, read_json, write_json
-from lewm.types import Outcome
+from lewm.types import Array, Outcome
 
 CACHE = "LEWM_CACHE"  # the environment variable
 
 
 def random_outcomes(task: Task, seed: int) -> tuple[Outcome, ...]:
     """How the task's episodes go with random actions."""
-    question = _question(task, seed)
-    path = cache_folder() / f"random_policy_{json_digest(question)[:16]}.json"
+    return _remembered("random_policy", RandomPolicy(seed), task, {"seed": seed, "block": RANDOM_BLOCK})
+
+
+def recorded_outcomes(task: Task, actions: Array) -> tuple[Outcome, ...]:
+    """How they go with the actions that were recorded between their starts and goals, (pairs, T, action_dim)."""
+    digest = hashlib.sha256(actions[: len(task.specs)].tobytes()).hexdigest()
+    return _remembered("recorded_actions", RecordedPolicy(actions, task.budget), task, {"actions": digest})
+
+
+def _remembered(name: str, policy: Policy, task: Task, asked: dict[str, Any]) -> tuple[Outcome, ...]:
+    """How the task's episodes go with a policy that ``asked`` tells from all others of this name."""
+    question = _question(task) | asked
+    path = cache_folder() / f"{name}_{json_digest(question)[:16]}.json"
     known = _read(path, question, task)
     if known is not None:
         return known
-    results = run_episodes(RandomPolicy(seed), task)
+    results = run_episodes(policy, task)
     outcomes = tuple(Outcome(result.index, result.solved_at_start, result.reached) for result in results)
     _remember(path, question, outcomes)
     return outcomes
@@ -44,14 +59,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lewm"
 
 
-def _question(task: Task, seed: int) -> dict[str, Any]:
-    """All that the outcomes depend on."""
+def _question(task: Task) -> dict[str, Any]:
+    """All that the outcomes of a policy depend on."""
     return {
         "environment": environment_identity(env_entry(task.env)),
         "pairs": pairs_digest(task.specs),
-        "seed": seed,
         "budget": task.budget,
-        "block": RANDOM_BLOCK,
         "versions": simulator_versions(),
     }
 

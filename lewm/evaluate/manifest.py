@@ -3,6 +3,9 @@
 They were cut once from expert episodes that no dataset contains (the goal is the state some steps after the start),
 so every evaluation everywhere faces the same problems and needs no dataset. "paper" has a pair of each episode, as it
 comes; "strict" only those that are not solved before anything was done. ``runs/manifests.sh`` made them.
+
+Beside a manifest lies NAME_actions.npz, with the actions that once led from each start to its goal: what they reach is
+the ceiling over every figure.
 """
 
 from __future__ import annotations
@@ -10,17 +13,19 @@ from __future__ import annotations
 import importlib.resources
 import itertools
 import json
+import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from importlib.resources.abc import Traversable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from lewm.data.formats.demonstrations import demonstrations_digest
 from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.envs.registry import EnvEntry, env_entry, make_env
 from lewm.errors import ConfigError, unknown_name
-from lewm.files import completing
+from lewm.files import json_digest, replacing
 from lewm.rng import stream
 from lewm.types import Array, Demonstration, EpisodeSpec
 
@@ -35,11 +40,15 @@ _CUT = 2  # what a random stream of a held-out episode is for: where its pair be
 
 @dataclass(frozen=True)
 class Manifest:
-    """The evaluation pairs of one environment. goal_offset: environment steps between start and goal."""
+    """The evaluation pairs of one environment. goal_offset: environment steps between start and goal.
+
+    actions: those that were recorded between them, float32 (pairs, goal_offset, action_dim); None: they are not known.
+    """
 
     environment: str
     goal_offset: int
     pairs: tuple[EpisodeSpec, ...]
+    actions: Array | None = field(default=None, compare=False, repr=False)
 
     def first(self, count: int) -> tuple[EpisodeSpec, ...]:
         """The first ``count`` pairs."""
@@ -54,6 +63,7 @@ def load_manifest(env_name: str, manifest: str | Path | None = None) -> Manifest
     source = _locate(entry, "paper" if manifest is None else str(manifest))
     try:
         loaded = _from_document(json.loads(source.read_text()))
+        loaded = replace(loaded, actions=_read_actions(_beside(source), loaded, entry.action_dim))
     except (ValueError, KeyError, TypeError) as error:
         expected = 'a JSON object {"environment": ID, "goal_offset": STEPS, "pairs": [{"start": STATE, "goal": STATE}]}'
         raise ConfigError(f"{source} is no manifest ({error!r}). Expected {expected}.") from error
@@ -63,11 +73,33 @@ def load_manifest(env_name: str, manifest: str | Path | None = None) -> Manifest
     return loaded
 
 
-def _locate(entry: EnvEntry, manifest: str) -> Traversable:
+def pairs_digest(specs: Sequence[EpisodeSpec]) -> str:
+    """SHA-256 of pairs of start and goal."""
+    return json_digest([[spec.index, spec.start, spec.goal] for spec in specs])
+
+
+def _beside(source: Path) -> Path:
+    """Where the recorded actions of a manifest's pairs are."""
+    return source.with_name(f"{source.stem}_actions.npz")
+
+
+def _read_actions(path: Path, manifest: Manifest, action_dim: int) -> Array | None:
+    """The actions in a file, if they are those of the manifest's pairs, which may have been changed since."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            actions, pairs = file["actions"], str(file["pairs"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return None
+    fits = actions.shape == (len(manifest.pairs), manifest.goal_offset, action_dim)
+    return actions if fits and pairs == pairs_digest(manifest.pairs) else None
+
+
+def _locate(entry: EnvEntry, manifest: str) -> Path:
     """The file of a manifest that is given by a packaged one's name, or by its path."""
     make_one = "`lewm.evaluate.manifest.build_manifest` makes one"
     if manifest in PACKAGED:
-        packaged = importlib.resources.files("lewm.evaluate") / "manifests" / f"{entry.name}{PACKAGED[manifest]}.json"
+        folder = Path(str(importlib.resources.files("lewm.evaluate"))) / "manifests"
+        packaged = folder / f"{entry.name}{PACKAGED[manifest]}.json"
         if not packaged.is_file():
             raise ConfigError(f"lewm has no evaluation manifest {manifest!r} for {entry.gym_id}; {make_one}.")
         return packaged
@@ -88,7 +120,7 @@ def build_manifest(
     demonstrations: Replayed = None,
     first_episode: int = 0,
 ) -> Manifest:
-    """Cut one pair from each of ``count`` held-out expert episodes, and write them to ``path``.
+    """Cut one pair from each of ``count`` held-out expert episodes; write them to ``path``, and the actions beside it.
 
     unsolved_only: go on to further episodes for each pair whose start already counts as its goal.
     demonstrations: the episodes are replays of those among them that are held out.
@@ -106,29 +138,38 @@ def build_manifest(
         settings["unsolved_only"] = True
     if demonstrations is not None:
         settings["demonstrations"] = demonstrations_digest(demonstrations)
-    found = _held_out_pairs(env_name, goal_offset, unsolved_only, demonstrations, first_episode)
-    pairs = [{"start": start.tolist(), "goal": goal.tolist()} for start, goal in itertools.islice(found, count)]
-    with completing(path) as temporary:
-        temporary.write_text(_as_text(settings, pairs))
-    return _from_document({**settings, "pairs": pairs})
+    cuts = _held_out_cuts(env_name, goal_offset, unsolved_only, demonstrations, first_episode)
+    found = list(itertools.islice(cuts, count))
+    pairs = [{"start": states[0].tolist(), "goal": states[-1].tolist()} for states, _ in found]
+    actions = np.stack([recorded for _, recorded in found])
+    made = replace(_from_document({**settings, "pairs": pairs}), actions=actions)
+    with replacing(path, _beside(path)) as (text, recorded):
+        text.write_text(_as_text(settings, pairs))
+        with recorded.open("wb") as file:  # given a name, NumPy would add to it
+            np.savez_compressed(file, actions=actions, pairs=np.array(pairs_digest(made.pairs)))
+    return made
 
 
-def _held_out_pairs(
+def _held_out_cuts(
     env_name: str, goal_offset: int, unsolved_only: bool, demonstrations: Replayed, first_episode: int
 ) -> Iterator[tuple[Array, Array]]:
-    """Starts and goals, (state_dim,) each, of the held-out episodes that are long enough, one after the other."""
+    """From start to goal, in the held-out episodes that are long enough, one after the other.
+
+    goal_offset + 1 states, and the goal_offset actions between them.
+    """
     fruitless, longest = 0, 0
     with make_env(env_name, resolution=8) as env:
         for episode in itertools.count(first_episode):
             what = (env_name, env.resolution, HELD_OUT_SEED, episode)
-            states = generate_episode(*what, demonstrations=demonstrations, draw=False)["state"]
+            columns = generate_episode(*what, demonstrations=demonstrations, draw=False)
+            states, actions = columns["state"], columns["action"]
             fruitless, longest = fruitless + 1, max(longest, len(states) - 1)
             if len(states) > goal_offset:
                 first = int(stream(HELD_OUT_SEED, episode, _CUT).integers(len(states) - goal_offset))
-                start, goal = states[first], states[first + goal_offset]
-                if not (unsolved_only and env.is_success(start, goal)):
+                last = first + goal_offset
+                if not (unsolved_only and env.is_success(states[first], states[last])):
                     fruitless = 0
-                    yield start, goal
+                    yield states[first : last + 1], actions[first:last]
             if fruitless == PATIENCE:
                 found = f"{PATIENCE} held-out episodes of {env_name} in a row, of at most {longest} steps, give no pair"
                 wanted = f"a goal {goal_offset} steps after the start" + ", unsolved there" * unsolved_only

@@ -1,4 +1,7 @@
-"""What evaluation adds to an agent: plans that are noted; and acting at random, the floor under every figure."""
+"""What evaluation adds to an agent: plans that are noted; and the floor and the ceiling of every figure.
+
+The floor is acting at random. The ceiling is doing what was once done: it led from the start to the goal.
+"""
 
 from __future__ import annotations
 
@@ -86,3 +89,22 @@ class RandomPolicy:
             low, high = episode.opening.low, episode.opening.high
             actions.append(rng.uniform(low, high, (self.frame_skip, *low.shape)))
         return actions
+
+
+class RecordedPolicy:
+    """The actions that were once executed, and nothing after them. It looks at nothing.
+
+    actions: raw, (pairs, T, action_dim), by the index of a pair.
+    """
+
+    history, frame_skip, image_size = 0, 1, 8
+
+    def __init__(self, actions: Array, budget: int) -> None:
+        padding = ((0, 0), (0, max(0, budget - actions.shape[1])), (0, 0))
+        self._actions = np.pad(actions, padding)
+
+    def begin(self, episodes: Sequence[Episode]) -> None:
+        """It remembers everything."""
+
+    def decide(self, episodes: Sequence[Episode]) -> list[Array]:
+        return [self._actions[episode.spec.index] for episode in episodes]

@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import platform
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ import torch
 from lewm.checked import flat
 from lewm.config import Config
 from lewm.envs.registry import EnvEntry, env_entry
-from lewm.evaluate.manifest import load_manifest
+from lewm.evaluate.manifest import load_manifest, pairs_digest
 from lewm.files import file_digest, json_digest
 from lewm.methods.base import Method
 from lewm.methods.files import identity
-from lewm.types import EpisodeSpec
 from lewm.version import __version__
 
 EVALUATIONS = "evaluations"  # the folder of results, in a run's or where the command is given
@@ -92,11 +90,6 @@ def environment_identity(entry: EnvEntry) -> list[str | None]:
     source = Path(found.origin)
     files = sorted(source.parent.glob("*.py")) if module.startswith("lewm.") else [source]  # ours share theirs
     return [entry.gym_id, json_digest([[path.name, file_digest(path)] for path in files])]
-
-
-def pairs_digest(specs: Sequence[EpisodeSpec]) -> str:
-    """SHA-256 of pairs of start and goal."""
-    return json_digest([[spec.index, spec.start, spec.goal] for spec in specs])
 
 
 def device_name(model: Any) -> str:

@@ -1,4 +1,4 @@
-"""What an evaluation found: rates by both protocols, a JSON file that says everything, and the comparison of two."""
+"""What an evaluation found: rates by both protocols, and a JSON file that says everything."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from lewm.envs.registry import env_entry
 from lewm.errors import DataError
 from lewm.evaluate.journal import finite
 from lewm.evaluate.question import Question, versions
-from lewm.evaluate.stats import Comparison, Rate
+from lewm.evaluate.stats import Rate
 from lewm.files import read_json, write_json
 from lewm.types import EpisodeResult, Outcome
 
 T = TypeVar("T")
-# The name of each protocol, and where an episode of the JSON file has its outcome.
-PROTOCOLS = {"paper": "success", "strict": "strict_success"}
 # The figures of an evaluation by name, the first the headline, and how people are told of them.
 LABELS = {
     "policy": "policy",
     "policy_strict": "policy, strict",
     "random": "random policy",
     "random_strict": "random policy, strict",
+    "recorded": "recorded actions",
+    "recorded_strict": "recorded actions, strict",
     "solved_at_start": "already solved at the start",
 }
+# Those that not every file has: its pairs may be without recorded actions, or an earlier version wrote it.
+_SOMETIMES = {"recorded", "recorded_strict"}
 # What files of earlier versions call them.
 _EARLIER = {label: name for name, label in LABELS.items()} | {
     "planning with the world model": "policy",
@@ -47,7 +49,8 @@ def read_rates(path: Path) -> dict[str, Rate]:
     """The rates in a results file, by name."""
     try:
         rates = by_name(read_json(path)["rates"])
-        return {name: Rate(rates[name]["successes"], rates[name]["episodes"]) for name in LABELS}
+        there = [name for name in LABELS if name in rates or name not in _SOMETIMES]
+        return {name: Rate(rates[name]["successes"], rates[name]["episodes"]) for name in there}
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
 
@@ -73,7 +76,10 @@ class Times:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model's results on a manifest, beside the random policy's on the same pairs."""
+    """A method's results on a manifest, beside those of random and of recorded actions on the same pairs.
+
+    recorded_results: None if the pairs are without recorded actions.  flops_per_plan: None of a method that acts.
+    """
 
     config: Config
     goal_offset: int
@@ -81,25 +87,34 @@ class Evaluation:
     random_results: tuple[Outcome, ...]
     times: Times = field(default_factory=Times)
     device: str = "cpu"
+    recorded_results: tuple[Outcome, ...] | None = None
+    flops_per_plan: float | None = None
 
     def rates(self) -> dict[str, Rate]:
         """The figures of the final table, by their names (``LABELS``); the first is the headline."""
-        mine, random = self.results, self.random_results
-        return {
-            "policy": Rate.of(result.success for result in mine),
-            "policy_strict": Rate.of(result.strict_success for result in mine),
-            "random": Rate.of(result.success for result in random),
-            "random_strict": Rate.of(result.strict_success for result in random),
-            "solved_at_start": Rate.of(result.solved_at_start for result in mine),
-        }
+        of = {"policy": self.results, "random": self.random_results, "recorded": self.recorded_results}
+        found = {}
+        for name, outcomes in of.items():
+            if outcomes is not None:
+                found[name] = Rate.of(outcome.success for outcome in outcomes)
+                found[f"{name}_strict"] = Rate.of(outcome.strict_success for outcome in outcomes)
+        found["solved_at_start"] = Rate.of(result.solved_at_start for result in self.results)
+        return found
 
-    def save(self, path: Path, files: dict[str, Any] | None = None, question: Question | None = None) -> None:
+    def save(
+        self,
+        path: Path,
+        files: dict[str, Any] | None = None,
+        question: Question | None = None,
+        command: str | None = None,
+    ) -> None:
         """Write everything but the states as JSON, atomically. files: ``model_files`` of the model's, if it has any.
 
-        question: what was asked, if the file is to be known as its answer.
+        question: what was asked, if the file is to be known as its answer.  command: that asks it again.
         """
         document = {
             "question": question and question.digest,
+            "command": command,
             "versions": versions(),
             "device": self.device,
             "checkpoint": files,
@@ -107,10 +122,18 @@ class Evaluation:
             "goal_offset": self.goal_offset,
             "rates": {name: rate.to_dict() for name, rate in self.rates().items()},
             "times": self.times.to_dict(),
-            "episodes": list(map(_episode, self.results, self.random_results)),
+            "flops_per_plan": self.flops_per_plan,
+            "episodes": self._episodes(),
             "config": to_dict(self.config),
         }
         write_json(path, document)
+
+    def _episodes(self) -> list[dict[str, Any]]:
+        """What happened with each pair; nothing is said of recorded actions where there are none."""
+        rows = list(map(_episode, self.results, self.random_results))
+        for row, recorded in zip(rows, self.recorded_results or (), strict=False):
+            row |= {"recorded_success": recorded.success, "recorded_strict_success": recorded.strict_success}
+        return rows
 
 
 def model_files(folder: Path) -> dict[str, Any]:
@@ -132,39 +155,3 @@ def _episode(result: EpisodeResult, random: Outcome) -> dict[str, Any]:
         "random_policy_strict_success": random.strict_success,
         "plan_costs": [finite(plan.cost) for plan in result.plans],
     }
-
-
-def compare(first: Path, second: Path) -> dict[str, Comparison]:
-    """Two evaluations of the same pairs, episode by episode: a comparison for each protocol."""
-    one, other = _Outcomes.read(first), _Outcomes.read(second)
-    if one.environment != other.environment:
-        raise DataError(f"{first} is about {one.environment}, {second} about {other.environment}: nothing to compare.")
-    if one.pairs != other.pairs:
-        found = f"{len(one.pairs)} and {len(other.pairs)}, not the same"
-        remedy = "Evaluate both with the same --manifest and --eval.episodes"
-        raise DataError(f"The pairs of start and goal in {first} and {second} differ ({found}). {remedy}.")
-    return {name: Comparison.of(one.by_protocol[name], other.by_protocol[name]) for name in PROTOCOLS}
-
-
-@dataclass(frozen=True)
-class _Outcomes:
-    """What a comparison needs of a results file: the problems, and by each protocol the outcomes that count."""
-
-    environment: str
-    pairs: list[tuple[Any, ...]]
-    by_protocol: dict[str, list[bool]]
-
-    @staticmethod
-    def read(path: Path) -> _Outcomes:
-        document = read_json(path)
-        try:
-            episodes = document["episodes"]
-            pairs = [(episode["index"], episode["start"], episode["goal"]) for episode in episodes]
-            # Whether an episode counts depends on its pair alone, so what is left out here is left out in both files.
-            by_protocol = {
-                name: [episode[key] for episode in episodes if episode[key] is not None]
-                for name, key in PROTOCOLS.items()
-            }
-            return _Outcomes(document["environment"], pairs, by_protocol)
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error

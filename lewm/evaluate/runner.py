@@ -9,7 +9,8 @@ from lewm.config import Config
 from lewm.envs.registry import EnvEntry, env_entry
 from lewm.errors import PlanningError
 from lewm.evaluate.episodes import Task, run_episodes
-from lewm.evaluate.floor import random_outcomes
+from lewm.evaluate.floor import random_outcomes, recorded_outcomes
+from lewm.evaluate.flops import plan_flops
 from lewm.evaluate.journal import Notes
 from lewm.evaluate.manifest import load_manifest
 from lewm.evaluate.policies import AgentPolicy, NotedPlanner
@@ -51,7 +52,9 @@ def evaluate(
     results = run_episodes(AgentPolicy(agent), task, report)
     times = Times(earlier + time.perf_counter() - started, tuple(notes.seconds))
     floor = random_outcomes(task, config.seed)
-    return Evaluation(config, manifest.goal_offset, tuple(results), floor, times, device_name(method))
+    ceiling = None if manifest.actions is None else recorded_outcomes(task, manifest.actions)
+    what = config, manifest.goal_offset, tuple(results), floor, times, device_name(method)
+    return Evaluation(*what, recorded_results=ceiling, flops_per_plan=_flops(agent))
 
 
 def _agent(method: Method | WorldModel | Actor, config: Config, notes: Notes) -> Agent:
@@ -65,6 +68,13 @@ def _agent(method: Method | WorldModel | Actor, config: Config, notes: Notes) ->
             f"{config.eval.budget} steps. Lower plan.horizon or raise eval.budget."
         )
     return Agent(NotedPlanner(policy.planner, notes), seed=config.seed)
+
+
+def _flops(agent: Agent) -> float | None:
+    """What a plan of the agent costs; None if it makes none, or if a clock stops its searches."""
+    if not isinstance(agent.policy, PlanningPolicy) or agent.policy.planner.config.budget_ms is not None:
+        return None
+    return plan_flops(agent.policy.planner.model, agent.policy.planner.config)
 
 
 def _worker_count(asked: int, entry: EnvEntry, episodes: int) -> int:

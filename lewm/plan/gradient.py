@@ -21,7 +21,8 @@ class Gradient:
     """SGD, RMSProp or Adam on plans, as ``config.solver`` says, on R = ``config.gradient.restarts`` plans at once.
 
     Memory of a search: current plans, and running means of their gradients and squared gradients, (B, R, H, A) each;
-    the cost of the best plan so far, (B,). Its ``std_BHA`` is how far the plans moved in the last step.
+    the cost of the best plan so far, (B,); the gradients at the current plans. Its ``std_BHA`` is how far the plans
+    moved in the last step. Plans are scored as soon as they are made, so those of the last step count too.
     """
 
     needs_gradient = True
@@ -36,23 +37,23 @@ class Gradient:
         noise_BRHA = problem.noise(self.config.gradient.restarts, search.iteration)
         others_BRHA = mean_BHA.unsqueeze(1) + self.config.init_std * noise_BRHA[:, 1:]
         plans_BRHA = problem.bound(torch.cat([mean_BHA.unsqueeze(1), others_BRHA], dim=1))
-        best_cost_B = torch.full_like(plans_BRHA[:, 0, 0, 0], torch.inf)
-        memory = plans_BRHA, torch.zeros_like(plans_BRHA), torch.zeros_like(plans_BRHA), best_cost_B
-        return replace(search, memory=memory)
+        cost_BR, gradient_BRHA = _scored(problem, plans_BRHA)
+        unknown_B = torch.full_like(cost_BR[:, 0], torch.inf)
+        best_BHA, best_cost_B = _better(plans_BRHA, cost_BR, mean_BHA, unknown_B)
+        still_BRHA = torch.zeros_like(plans_BRHA)
+        memory = plans_BRHA, still_BRHA, still_BRHA.clone(), best_cost_B, gradient_BRHA
+        return replace(search, mean_BHA=best_BHA, memory=memory)
 
     def step(self, problem: Problem, search: Search) -> Search:
-        plans_BRHA, first_BRHA, second_BRHA, best_cost_B = search.memory
-        with torch.enable_grad():
-            leaf_BRHA = plans_BRHA.detach().requires_grad_()
-            cost_BR = problem.cost(leaf_BRHA)
-            (gradient_BRHA,) = torch.autograd.grad(cost_BR.sum(), leaf_BRHA)
-        best_BHA, best_cost_B = _better(plans_BRHA, cost_BR.detach(), search.mean_BHA, best_cost_B)
+        plans_BRHA, first_BRHA, second_BRHA, best_cost_B, gradient_BRHA = search.memory
         uphill_BRHA, first_BRHA, second_BRHA = self._uphill(gradient_BRHA, first_BRHA, second_BRHA, search.iteration)
         # Falling to zero, so that the last steps settle.
         lr = self.config.gradient.lr * (1 - search.iteration / self.iterations)
         moved_BRHA = problem.bound(plans_BRHA - lr * uphill_BRHA)
+        cost_BR, gradient_BRHA = _scored(problem, moved_BRHA)
+        best_BHA, best_cost_B = _better(moved_BRHA, cost_BR, search.mean_BHA, best_cost_B)
         spread_BHA = (moved_BRHA - plans_BRHA).square().mean(1).sqrt()
-        return search.next(best_BHA, spread_BHA, (moved_BRHA, first_BRHA, second_BRHA, best_cost_B))
+        return search.next(best_BHA, spread_BHA, (moved_BRHA, first_BRHA, second_BRHA, best_cost_B, gradient_BRHA))
 
     def _uphill(
         self, gradient: torch.Tensor, first: torch.Tensor, second: torch.Tensor, iteration: torch.Tensor
@@ -67,6 +68,15 @@ class Gradient:
         second = torch.lerp(gradient.square(), second, decay_2)
         unbiased_1, unbiased_2 = (1 - decay ** (iteration + 1) for decay in (decay_1, decay_2))
         return (first / unbiased_1) / ((second / unbiased_2).sqrt() + _EPSILON), first, second
+
+
+def _scored(problem: Problem, plans_BRHA: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What plans cost, (B, R), and how that changes with them, (B, R, H, A)."""
+    with torch.enable_grad():
+        leaf_BRHA = plans_BRHA.detach().requires_grad_()
+        cost_BR = problem.cost(leaf_BRHA)
+        (gradient_BRHA,) = torch.autograd.grad(cost_BR.sum(), leaf_BRHA)
+    return cost_BR.detach(), gradient_BRHA
 
 
 def _better(

@@ -14,6 +14,7 @@ from rich.console import Console
 from lewm.cli.demo import run_demo
 from lewm.config import Config
 from lewm.errors import LewmError
+from lewm.evaluate.results import LABELS
 from lewm.evaluate.stats import Rate
 from lewm.presets import preset
 
@@ -55,7 +56,7 @@ def test_everything_appears(finished: tuple[Path, dict[str, Rate]]):
     assert [path.name for path in out.rglob("step_0000008")] == ["step_0000008"]
     document = json.loads((out / "evaluation.json").read_text())
     assert document["rates"] == {name: rate.to_dict() for name, rate in rates.items()}
-    assert set(rates) == {"policy", "policy_strict", "random", "random_strict", "solved_at_start"}
+    assert list(rates) == list(LABELS)
     assert {rate.total for name, rate in rates.items() if "strict" not in name} == {CONFIG.eval.episodes}
     assert "</html>" in (out / "report.html").read_text()
 

@@ -1,4 +1,4 @@
-"""`lewm eval` and `lewm compare`: a model is measured as it was asked to, and nothing impossible is begun."""
+"""`lewm eval`: a model is measured as it was asked to, and nothing impossible is begun."""
 
 from __future__ import annotations
 
@@ -123,16 +123,3 @@ def test_a_solver_must_exist(lewm: Lewm, debug_run: Path):
     answer = lewm("eval", debug_run, "--solver", "cme")
     assert answer.status == 2
     assert "cem" in answer.err
-
-
-def test_compare(lewm: Lewm, debug_run: Path, tmp_path: Path):
-    first, second = tmp_path / "first.json", tmp_path / "second.json"
-    for out, episodes in ((first, 2), (second, 1)):
-        assert lewm("eval", debug_run, "--device", "cpu", "--out", out, "--eval.episodes", episodes).status == 0
-    answer = lewm("compare", first, first)
-    assert answer.status == 0
-    for protocol in ("paper", "strict"):
-        assert f" {protocol} " in answer.out
-    assert "McNemar" in answer.out
-    lewm("compare", first, second).assert_refused("(2 and 1, not the same)", "--eval.episodes")
-    lewm("compare", first, tmp_path / "third.json").assert_refused("third.json cannot be read")

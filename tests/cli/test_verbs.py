@@ -49,7 +49,7 @@ def test_version(lewm: Lewm):
         (["train", "debug", "--help"], "--method.encoder.depth"),
         (["train", "debug", "--help"], "--resume"),
         (["eval", "--help"], "CHECKPOINT"),
-        (["compare", "--help"], "episode by episode"),
+        (["compare", "--help"], "episode by episode against the first"),
         (["info", "--help"], "dataset file"),
         (["import-official", "--help"], "--frame-skip"),
     ],

@@ -14,8 +14,8 @@ import pytest
 
 from lewm.evaluate import floor
 from lewm.evaluate.episodes import Task, run_episodes
-from lewm.evaluate.floor import cache_folder, random_outcomes
-from lewm.evaluate.manifest import load_manifest
+from lewm.evaluate.floor import cache_folder, random_outcomes, recorded_outcomes
+from lewm.evaluate.manifest import PACKAGED, build_manifest, load_manifest
 from lewm.evaluate.policies import RandomPolicy
 from lewm.types import Outcome
 
@@ -129,3 +129,54 @@ def test_where_it_is_remembered(monkeypatch: pytest.MonkeyPatch):
     assert cache_folder() == Path("/elsewhere/lewm")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "lewm"
+
+
+# -- the ceiling ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_name", ["tworoom", "pusht", "reacher", "cube"])
+@pytest.mark.parametrize("name", PACKAGED)
+@pytest.mark.usefixtures("frozen_arithmetic")
+def test_recorded_actions_reach_the_frozen_goals(env_name: str, name: str):
+    manifest = load_manifest(env_name, name)
+    assert manifest.actions is not None
+    outcomes = recorded_outcomes(Task(env_name, manifest.first(3), 50), manifest.actions)
+    assert [bool(outcome.reached[24]) for outcome in outcomes] == [True] * 3
+    assert [outcome.steps for outcome in outcomes] == [50] * 3
+
+
+def test_nothing_is_done_after_the_recorded_actions():
+    """Which in TwoRoom keeps the goal."""
+    manifest = load_manifest("tworoom")
+    assert manifest.actions is not None
+    outcomes = recorded_outcomes(Task("tworoom", manifest.pairs, 50), manifest.actions)
+    assert all(outcome.reached[24:].all() for outcome in outcomes)
+
+
+def test_the_ceiling_is_simulated_once_for_the_same_actions(counted: Counted):
+    actions = load_manifest("tworoom").actions
+    assert actions is not None
+    first = recorded_outcomes(TASK, actions)
+    again = recorded_outcomes(TASK, actions)
+    assert counted.count == 1
+    assert all((one.reached == two.reached).all() for one, two in zip(first, again, strict=True))
+    none = recorded_outcomes(TASK, np.zeros_like(actions))
+    assert counted.count == 2
+    assert sum(outcome.success for outcome in none) == sum(outcome.solved_at_start for outcome in first)
+    recorded_outcomes(replace(TASK, budget=5), actions)
+    assert counted.count == 3, "a budget may end before the actions do"
+
+
+def test_actions_of_other_pairs_are_not_believed(tmp_path: Path):
+    path = tmp_path / "pairs.json"
+    built = build_manifest("tworoom", 2, 25, path)
+    read = load_manifest("tworoom", path)
+    assert read.actions is not None
+    assert built.actions is not None
+    np.testing.assert_array_equal(read.actions, built.actions)
+    whole = path.read_text()
+    path.write_text(whole.replace('"goal": [', '"goal": [1', 1))
+    assert load_manifest("tworoom", path).actions is None
+    path.write_text(whole)
+    (tmp_path / "pairs_actions.npz").write_bytes(b"no actions")
+    assert load_manifest("tworoom", path).actions is None

@@ -20,6 +20,7 @@ from lewm.envs.registry import make_env
 from lewm.errors import ConfigError, DataError, PlanningError
 from lewm.evaluate import runner
 from lewm.evaluate.episodes import Episode, Task, run_episodes
+from lewm.evaluate.flops import iteration_flops
 from lewm.evaluate.manifest import load_manifest
 from lewm.evaluate.policies import AgentPolicy, RandomPolicy
 from lewm.evaluate.question import ask
@@ -246,14 +247,18 @@ def test_rates_of_both_protocols():
     nowhere = np.zeros(2), np.zeros((3, 2))
     results = tuple(EpisodeResult(i, at, flags, *nowhere) for i, (at, flags) in enumerate(specs))
     random_results = tuple(replace(result, reached=missed) for result in results)
-    rates = Evaluation(preset("debug"), 25, results, random_results).rates()
-    assert {name: (rate.successes, rate.total) for name, rate in rates.items()} == {
+    evaluation = Evaluation(preset("debug"), 25, results, random_results)
+    expected = {
         "policy": (3, 4),
         "policy_strict": (1, 3),
         "random": (0, 4),
         "random_strict": (0, 3),
         "solved_at_start": (1, 4),
     }
+    assert {name: (rate.successes, rate.total) for name, rate in evaluation.rates().items()} == expected
+    rates = replace(evaluation, recorded_results=results).rates()
+    expected |= {"recorded": (3, 4), "recorded_strict": (1, 3)}
+    assert {name: (rate.successes, rate.total) for name, rate in rates.items()} == expected
     assert list(rates) == list(LABELS), "the headline comes first"
 
 
@@ -284,6 +289,11 @@ def test_saved_evaluation_says_everything(debug_model: LeWM, debug_run: Path, tm
     assert (second["index"], second["success"]) == (1, evaluation.results[1].success)
     assert first["plan_costs"] == [plan.cost for plan in solved.plans]
     assert first["random_policy_success"] == evaluation.random_results[0].success
+    assert evaluation.recorded_results is not None
+    assert first["recorded_success"] == evaluation.recorded_results[0].success
+    assert second["recorded_strict_success"] == evaluation.recorded_results[1].strict_success
+    plan = preset("debug").plan
+    assert document["flops_per_plan"] == plan.iterations * iteration_flops(debug_model, plan)
     times = document["times"]
     assert times["plans"] == sum(len(result.plans) for result in evaluation.results)
     assert 0 < times["seconds_per_plan_p50"] <= times["seconds_per_plan_p99"] <= times["planning_seconds"]
@@ -310,12 +320,28 @@ def test_files_of_earlier_versions_are_read(debug_model: LeWM, tmp_path: Path):
     document = json.loads(path.read_text())
     earlier = LABELS | {"policy": "planning with the world model"}
     earlier["policy_strict"] = "planning with the world model, strict"
-    document["rates"] = {earlier[name]: rate for name, rate in document["rates"].items()}
+    known = [name for name in rates if "recorded" not in name]
+    document["rates"] = {earlier[name]: document["rates"][name] for name in known}
     path.write_text(json.dumps(document))
-    assert read_rates(path) == rates
+    assert read_rates(path) == {name: rates[name] for name in known}
     path.write_text('{"rates": {"policy": {"successes": 1}}}')
     with pytest.raises(DataError, match="does not hold the results of `lewm eval`"):
         read_rates(path)
+
+
+def test_what_is_not_known_is_not_said(debug_model: LeWM, tmp_path: Path):
+    """Of pairs without recorded actions, and of a search that a clock stops."""
+    config, pairs = preset("debug"), tmp_path / "pairs.json"
+    pair = {"start": SPECS[0].start, "goal": SPECS[0].goal}
+    pairs.write_text(json.dumps({"environment": config.env, "goal_offset": 25, "pairs": [pair]}))
+    asked = replace(config.eval, episodes=1, manifest=str(pairs))
+    evaluation = evaluate(debug_model, replace(config, eval=asked, plan=replace(config.plan, budget_ms=1000.0)))
+    assert (evaluation.recorded_results, evaluation.flops_per_plan) == (None, None)
+    evaluation.save(tmp_path / "result.json")
+    document = json.loads((tmp_path / "result.json").read_text())
+    assert "recorded" not in document["rates"]
+    assert "recorded_success" not in document["episodes"][0]
+    assert read_rates(tmp_path / "result.json") == evaluation.rates()
 
 
 def refuse_to_run(*_: Any, **__: Any) -> None:

@@ -70,13 +70,22 @@ def test_restarts_lie_around_the_first_which_is_the_start(solver: str):
 
 @pytest.mark.parametrize("solver", ["sgd", "rmsprop", "adam"])
 def test_the_answer_is_the_cheapest_plan_that_was_tried(solver: str):
-    """Even when steps that are far too large make plans worse."""
+    """Even when steps that are far too large make plans worse; and the plans after the last step were tried, too."""
     visited = searches(PlanConfig(solver=solver, iterations=5, gradient=GradientConfig(4, 3.0)), (1, 2))
-    plans_BSHA = torch.cat([search.memory[0] for search in visited[:-1]], dim=1)
+    plans_BSHA = torch.cat([search.memory[0] for search in visited], dim=1)
     costs_BS = cost(plans_BSHA)
     for episode, best in enumerate(costs_BS.argmin(1)):
         assert torch.equal(visited[-1].mean_BHA[episode], plans_BSHA[episode, best])
         assert visited[-1].memory[3][episode] == costs_BS[episode, best]
+
+
+@pytest.mark.parametrize("solver", ["sgd", "rmsprop", "adam"])
+def test_the_last_step_is_scored(solver: str):
+    """Small steps improve each time, so the answer is where the last one led, wherever a clock stops the search."""
+    visited = searches(PlanConfig(solver=solver, iterations=4, gradient=GradientConfig(1, 0.01)), (1, 2))
+    for search in visited[1:]:
+        assert torch.equal(search.mean_BHA, search.memory[0][:, 0])
+        torch.testing.assert_close(search.memory[3], cost(search.memory[0])[:, 0])
 
 
 def test_the_spread_is_how_far_the_last_step_moved():

@@ -1,0 +1,190 @@
+"""The files of a comparison: results, found, read and given names; and what it writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lewm.errors import ConfigError, DataError
+from lewm.files import HEAD_BYTES, RESULTS, Kind, read_json
+
+Pair: TypeAlias = "tuple[int, tuple[float, ...], tuple[float, ...]]"
+Outcomes: TypeAlias = "dict[str, list[bool | None]]"  # by protocol
+# The name of each protocol, and where an episode of a results file has its outcome.
+PROTOCOLS = {"paper": "success", "strict": "strict_success"}
+MARK = "<!-- written by `lewm compare`"  # how its pages begin: no other is ever replaced
+MARKDOWN = Kind("a page of `lewm compare`", (".md",), lambda head: head.startswith(MARK.encode()))
+COMPARISON = Kind("a comparison", (".json",), lambda head: b'"contests"' in head)
+_PICTURES = b"\x89PNG", b"%PDF"
+FIGURE = Kind("a figure", (".png", ".svg", ".pdf"), lambda head: head.startswith(_PICTURES) or b"<svg" in head)
+USAGE = "usage: lewm compare [NAME=]FILE [...]; FILE is what `lewm eval` wrote, or a folder with such files"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One evaluation. name: what it is called beside the others.
+
+    pairs: (index, start, goal).  outcomes, random, recorded: of the method and of the two bounds, pair by pair; None
+    in them does not count.  nearest: the lowest cost of each episode's plans.  planner, seconds_per_plan,
+    flops_per_plan, flops_per_episode: None of a method that acts; arithmetic also where it was not counted.
+    """
+
+    name: str
+    path: Path
+    environment: str
+    method: str
+    budget: int
+    manifest: str | None
+    pairs: tuple[Pair, ...]
+    outcomes: Outcomes
+    random: Outcomes
+    recorded: Outcomes | None
+    nearest: tuple[float | None, ...]
+    device: str
+    planner: str | None
+    seconds_per_plan: float | None
+    flops_per_plan: float | None
+    flops_per_episode: float | None
+    command: str | None
+    digest: str | None
+
+    @property
+    def question(self) -> tuple[str, tuple[Pair, ...], int]:
+        """What two evaluations have in common that can be tested against each other."""
+        return self.environment, self.pairs, self.budget
+
+
+def read_entries(sources: Sequence[str]) -> list[Entry]:
+    """The evaluations in files and folders, each possibly as NAME=PLACE, which gives the name; all of them once.
+
+    What a folder holds and was named before stays where it was named: so one of them can be made the first.
+    """
+    if not sources:
+        raise ConfigError(f"There is nothing to compare. {USAGE}.")
+    places: dict[Path, tuple[str, Path]] = {}
+    for source in sources:
+        found, in_folder = _found(source)
+        for name, path in found:
+            if path.resolve() in places and not in_folder:
+                raise ConfigError(f"{path} is given twice. Leave one of them out.")
+            places.setdefault(path.resolve(), (name, path))
+    entries = [read_entry(path, name) for name, path in places.values()]
+    answers: dict[str, Path] = {}
+    for entry in entries:
+        if entry.digest and entry.digest in answers:
+            raise ConfigError(f"{entry.path} has the same results as {answers[entry.digest]}. Leave one of them out.")
+        answers[entry.digest or ""] = entry.path
+    return _with_names(entries)
+
+
+def read_entry(path: Path, name: str = "") -> Entry:
+    """One results file."""
+    document = read_json(path)
+    try:
+        return _entry(document, path, name)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
+
+
+def _found(source: str) -> tuple[list[tuple[str, Path]], bool]:
+    """Names, "" for none, and files that one argument stands for; and whether that is a folder."""
+    name, equals, rest = source.partition("=")
+    if not equals or Path(source).exists():
+        name, rest = "", source
+    place = Path(rest)
+    if not place.is_dir():
+        return [(name, place)], False
+    files = [path for path in sorted(place.rglob("*.json")) if _holds_results(path)]
+    if not files:
+        raise DataError(f"The folder {place} holds no results of `lewm eval`. {USAGE}.")
+    return [(name, path) for path in files], True
+
+
+def _holds_results(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return RESULTS.fits(file.read(HEAD_BYTES))
+
+
+def _entry(document: Any, path: Path, name: str) -> Entry:
+    episodes, config, times = document["episodes"], document["config"], document["times"]
+    if not episodes:
+        raise ValueError("episodes")
+    plans, flops = times["plans"], document.get("flops_per_plan")
+    settings, recorded = config["plan"], _outcomes(episodes, "recorded_")
+    return Entry(
+        name=name,
+        path=path,
+        environment=document["environment"],
+        method=config.get("method", {}).get("name", "lewm"),  # before there were others
+        budget=config["eval"]["budget"],
+        manifest=config["eval"].get("manifest"),
+        pairs=tuple((each["index"], tuple(each["start"]), tuple(each["goal"])) for each in episodes),
+        outcomes={protocol: [_outcome(each[key]) for each in episodes] for protocol, key in PROTOCOLS.items()},
+        random=_outcomes(episodes, "random_policy_") or {},
+        recorded=recorded,
+        nearest=tuple(_lowest(each["plan_costs"]) for each in episodes),
+        device=document["device"],
+        planner=f"{settings['solver']}, {settings['schedule']}" if plans else None,
+        seconds_per_plan=times["seconds_per_plan_p50"] if plans else None,
+        flops_per_plan=flops,
+        flops_per_episode=flops and flops * plans / len(episodes),
+        command=document.get("command"),
+        digest=document.get("question"),
+    )
+
+
+def _outcomes(episodes: Sequence[dict[str, Any]], prefix: str) -> Outcomes | None:
+    """What somebody else did with the same pairs, if the file says it."""
+    if not all(prefix + key in each for each in episodes for key in PROTOCOLS.values()):
+        return None
+    return {protocol: [_outcome(each[prefix + key]) for each in episodes] for protocol, key in PROTOCOLS.items()}
+
+
+def _outcome(value: Any) -> bool | None:
+    if value not in (True, False, None):
+        raise ValueError(f"outcome, but {value!r}")
+    return value if value is None else bool(value)
+
+
+def _lowest(costs: Sequence[float | None]) -> float | None:
+    return min((cost for cost in costs if cost is not None and math.isfinite(cost)), default=None)
+
+
+def _with_names(entries: list[Entry]) -> list[Entry]:
+    """Names for those that have none: the methods', if these tell the evaluations of a world apart, else the files'.
+
+    A name that is used twice in a world is told apart by the files as well.
+    """
+    methods = {(entry.environment, entry.method): 0 for entry in entries}
+    for entry in entries:
+        methods[entry.environment, entry.method] += 1
+    by_method = max(methods.values()) == 1
+    given = [replace(entry, name=entry.name or (entry.method if by_method else "")) for entry in entries]
+    return [replace(entry, name=_called(entry, given)) for entry in given]
+
+
+def _called(entry: Entry, entries: Sequence[Entry]) -> str:
+    rivals = [each for each in entries if each.environment == entry.environment and each.name == entry.name]
+    if entry.name and len(rivals) == 1:
+        return entry.name
+    place = _apart(entry.path, [each.path for each in entries if each.environment == entry.environment])
+    known = entry.name or ("" if entry.method in place else entry.method)
+    return f"{known} ({place})" if known else place
+
+
+def _apart(path: Path, paths: Sequence[Path]) -> str:
+    """The part of a path in which it differs from the others."""
+    mine, parts = path.with_suffix("").parts, [each.with_suffix("").parts for each in paths]
+    shortest = min(map(len, parts))
+    head = 0
+    while head < shortest - 1 and len({each[head] for each in parts}) == 1:
+        head += 1
+    tail = 0
+    while tail < shortest - 1 - head and len({each[-1 - tail] for each in parts}) == 1:
+        tail += 1
+    return "/".join(mine[head : len(mine) - tail])

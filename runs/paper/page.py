@@ -1,0 +1,250 @@
+"""The page of the paper's comparison, from a folder of results; called by comparison.sh.
+
+    python runs/paper/page.py write runs/comparison --page docs/notebook/comparison.md
+    python runs/paper/page.py best runs/comparison/pusht/tuning/*/lewm.json
+
+`write` puts tables between the page's markers, `<!-- begin NAME -->` and `<!-- end NAME -->`; a page that is not there
+begins as page.md. `best` prints the name of the planner, the folder of the file that has the most successes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from lewm.errors import ConfigError, LewmError
+from lewm.evaluate.comparison import Compared, Contest, compare, rates, time_ratio
+from lewm.evaluate.comparison_files import Entry, read_entry
+from lewm.evaluate.comparison_tables import NONE, Table, as_markdown, percent, seconds
+from lewm.files import completing
+
+HERE = Path(__file__).parent
+NOTHING = "Nothing has been measured yet."
+FIRST = "lewm"  # the row that the others are tested against
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a folder holds. rows, worlds, planners: names, in the order of the tables.
+
+    blocks: evaluations by block, world and label, which is a row's name with its seed.  published: (success, source)
+    by row and world.
+    """
+
+    folder: Path
+    rows: list[str]
+    worlds: list[str]
+    planners: list[str]
+    blocks: dict[str, dict[str, dict[str, Entry]]]
+    published: dict[tuple[str, str], tuple[str, str]]
+
+    @staticmethod
+    def read(folder: Path, tables: Path) -> Results:
+        lines = {name: _lines(tables / f"{name}.tsv") for name in ("methods", "worlds", "planners")}
+        rows, worlds, planners = ([line[0] for line in each] for each in lines.values())
+        worlds = [world for world in worlds if (folder / world).is_dir()]
+        blocks: dict[str, dict[str, dict[str, Entry]]] = {}
+        for block in ("paper", "best", "equal"):
+            blocks[block] = {world: _entries(folder / world / block, rows) for world in worlds}
+        for world in worlds:  # a method that acts has no planner to choose
+            acting = {name: entry for name, entry in blocks["paper"][world].items() if entry.planner is None}
+            blocks["best"][world] = _in_order(blocks["best"][world] | acting, rows)
+        published = {(row, world): (success, source) for row, world, success, source in _lines(HERE / "published.tsv")}
+        return Results(folder, rows, worlds, planners, blocks, published)
+
+
+def write(results: tyro.conf.Positional[Path], page: Path, tables: Path = HERE) -> None:
+    """Write the page, all of it or nothing. results: the folder.  tables: of methods.tsv, worlds.tsv, planners.tsv."""
+    found = Results.read(results, tables)
+    text = (page if page.is_file() else HERE / "page.md").read_text(encoding="utf-8")
+    sections: dict[str, Callable[[], str]] = {
+        "paper": lambda: _block(found, "paper"),
+        "best": lambda: _block(found, "best"),
+        "equal": lambda: _block(found, "equal"),
+        "strict": lambda: _block(found, "paper", protocol="strict"),
+        "reacher": lambda: _reacher(found),
+        "times": lambda: _times(found),
+        "tried": lambda: _tried(found),
+        "commands": lambda: _commands(found),
+    }
+    for name in re.findall(r"<!-- begin (\S+) -->", text):
+        if name not in sections:
+            raise ConfigError(f"{page} has a marker {name!r}; there are {', '.join(sections)}.")
+        marks = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        before, _, rest = text.partition(marks[0])
+        _, end, after = rest.partition(marks[1])
+        if not end:
+            raise ConfigError(f"{page} has no {marks[1]}. Put it where the table ends.")
+        text = f"{before}{marks[0]}\n{sections[name]()}\n{marks[1]}{after}"
+    with completing(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def best(files: tyro.conf.Positional[tuple[Path, ...]]) -> None:
+    """Print the planner with the most successes by the paper's protocol, the first of equals."""
+    successes = {path.parent.name: rates(read_entry(path).outcomes)["paper"].successes for path in files}
+    print(max(successes, key=lambda planner: successes[planner]))
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def _lines(path: Path) -> list[list[str]]:
+    """The rows of a table whose columns are apart by "|"."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip() and line.lstrip()[0] != "#"]
+    return [[cell.strip() for cell in line.split("|")] for line in lines]
+
+
+def _entries(folder: Path, rows: Sequence[str]) -> dict[str, Entry]:
+    entries = {path.stem: read_entry(path, path.stem) for path in sorted(folder.glob("*.json"))}
+    return _in_order({name: entry for name, entry in entries.items() if _row(name) in rows}, rows)
+
+
+def _in_order(entries: dict[str, Entry], rows: Sequence[str]) -> dict[str, Entry]:
+    return dict(sorted(entries.items(), key=lambda item: (rows.index(_row(item[0])), item[0])))
+
+
+def _row(label: str) -> str:
+    """The row of a label, which may name a seed."""
+    return label.partition(".seed")[0]
+
+
+# -- tables --------------------------------------------------------------------------------------------------------
+
+
+def _block(results: Results, block: str, protocol: str = "paper") -> str:
+    """Rows by worlds; each cell with its interval, its pairs, and the published number."""
+    by_world = results.blocks[block]
+    entries = [entry for world in by_world.values() for entry in world.values()]
+    if not entries:
+        return NOTHING
+    compared = compare(entries)
+    special = {id(t.entry) for t in compared.tests if t.protocol == protocol and t.adjusted < 0.05}
+
+    def cell(row: str, world: str) -> str:
+        mine = [entry for label, entry in by_world[world].items() if _row(label) == row]
+        parts = [_cell(entry, protocol, id(entry) in special, block == "best") for entry in mine] or [NONE]
+        return "<br>".join([*parts, *_published(results, row, world, protocol)])
+
+    rows = [row for row in results.rows if any(_row(label) == row for world in by_world.values() for label in world)]
+    body = [(row, *(cell(row, world) for world in results.worlds)) for row in rows]
+    body += _bounds(results, compared, by_world, protocol)
+    return as_markdown(Table(block, ("", *results.worlds), tuple(body)))
+
+
+def _cell(entry: Entry, protocol: str, differs: bool, with_planner: bool) -> str:
+    rate = rates(entry.outcomes)[protocol]
+    seed = f"seed {entry.name.partition('.seed')[2]}: " if ".seed" in entry.name else ""
+    how = f", {entry.planner}" if with_planner and entry.planner else ""
+    return f"{seed}{percent(rate)}{'†' * differs} ({rate.total}{how})"
+
+
+def _published(results: Results, row: str, world: str, protocol: str) -> list[str]:
+    if protocol != "paper" or (row, world) not in results.published:
+        return []
+    success, source = results.published[row, world]
+    return [f"published: {success} ({source})"]
+
+
+def _bounds(
+    results: Results, compared: Compared, by_world: dict[str, dict[str, Entry]], protocol: str
+) -> list[tuple[str, ...]]:
+    """Floor and ceiling, of the first contest of each world."""
+    contests: dict[str, Contest] = {}
+    for world, entries in by_world.items():
+        for contest in compared.contests:
+            if entries and contest.first is next(iter(entries.values())):
+                contests[world] = contest
+    names = dict.fromkeys(name for contest in contests.values() for name in contest.bounds())
+    rows = []
+    for name in names:
+        cells = []
+        for world in results.worlds:
+            outcomes = contests[world].bounds().get(name) if world in contests else None
+            rate = rates(outcomes)[protocol] if outcomes else None
+            parts = [NONE if rate is None else f"{percent(rate)} ({rate.total})"]
+            cells.append("<br>".join([*parts, *_published(results, name, world, protocol)]))
+        rows.append((name, *cells))
+    return rows
+
+
+def _reacher(results: Results) -> str:
+    entries = list(results.blocks["paper"].get("reacher", {}).values())
+    if not entries:
+        return NOTHING
+    parts = []
+    for kinds in compare(entries, ["velocity"]).kinds:
+        shown = {entry.name: entry.outcomes for entry in kinds.contest.entries} | kinds.contest.bounds()
+        header = ("", *(f"{kind} ({len(places)} pairs)" for kind, places in kinds.places.items()))
+        body = [
+            (name, *(percent(rates(outcomes, places)["paper"]) for places in kinds.places.values()))
+            for name, outcomes in shown.items()
+        ]
+        parts.append(as_markdown(Table("", header, tuple(body))))
+    return "\n\n".join(parts)
+
+
+def _times(results: Results) -> str:
+    by_world = results.blocks["paper"]
+    labels = list(dict.fromkeys(label for world in by_world.values() for label in world))
+    if not labels:
+        return NOTHING
+
+    def cell(label: str, world: str) -> str:
+        entry, first = by_world[world].get(label), by_world[world].get(FIRST)
+        if entry is None or entry.planner is None:
+            return NONE if entry is None else "acts"
+        ratio = time_ratio(entry, first) if first else None
+        return seconds(entry.seconds_per_plan) + ("" if ratio is None else f" ({ratio:.1f})")
+
+    body = [(label, *(cell(label, world) for world in results.worlds)) for label in labels]
+    devices = sorted({entry.device for world in by_world.values() for entry in world.values()})
+    return as_markdown(Table("", ("", *results.worlds), tuple(body))) + f"\n\nMeasured on {', '.join(devices)}."
+
+
+def _tried(results: Results) -> str:
+    """Every planner that was tried for every method, on tuning pairs, and what else was."""
+    parts = [(HERE / "tried.md").read_text(encoding="utf-8").strip()]
+    for world in results.worlds:
+        found = {p: _entries(results.folder / world / "tuning" / p, results.rows) for p in results.planners}
+        labels = list(
+            _in_order({label: entry for each in found.values() for label, entry in each.items()}, results.rows)
+        )
+        if labels:
+            body = tuple((label, *_tries(label, found)) for label in labels)
+            table = Table("", (f"{world}, of tuning pairs", *results.planners), body)
+            parts.append(as_markdown(table))
+    return "\n\n".join(parts)
+
+
+def _tries(label: str, found: dict[str, dict[str, Entry]]) -> Iterable[str]:
+    """The successes with each planner; the one that was chosen stands out."""
+    tried = {planner: rates(entries[label].outcomes)["paper"] for planner, entries in found.items() if label in entries}
+    chosen = max(tried, key=lambda planner: tried[planner].successes)
+    for planner in found:
+        text = f"{tried[planner].successes} of {tried[planner].total}" if planner in tried else NONE
+        yield f"**{text}**" if planner == chosen else text
+
+
+def _commands(results: Results) -> str:
+    lines = []
+    for world in results.worlds:
+        for done in sorted((results.folder / world / "runs").glob("*.done")):
+            lines.append(f"- {world}, {done.stem}, trained: `{done.read_text(encoding='utf-8').strip()}`")
+        for block, by_world in results.blocks.items():
+            for label, entry in by_world[world].items():
+                if block != "best" or entry.planner is not None:
+                    lines.append(f"- {world}, {label}, {block}: `{entry.command or 'not recorded'}`")
+    return "\n".join(lines) or NOTHING
+
+
+if __name__ == "__main__":
+    try:
+        tyro.extras.subcommand_cli_from_dict({"write": write, "best": best})
+    except LewmError as error:
+        sys.exit(f"Error: {error}")

@@ -1,0 +1,205 @@
+"""runs/paper: the comparison from data to page, at toy size; and the page from results that were made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lewm.cli.train import run as train
+from lewm.errors import LewmError
+from lewm.methods.registry import METHODS
+
+PAPER = Path(__file__).parents[2] / "runs" / "paper"
+Results = Callable[..., Path]  # the fixture: name, outcomes and what is special -> a results file
+SOLVED, FAILED = (True, True), (False, False)
+TOY_ROWS = """
+lewm | lewm | plans | |
+pldm | pldm | plans | |
+gcbc | gcbc | acts | --method.features @lewm |
+"""
+TOY = {
+    "WORLDS": "tworoom",
+    "PRESET": "debug",
+    "EPISODES": "8",
+    "RESOLUTION": "28",
+    "STEPS": "8",
+    "EVAL_EPISODES": "2",
+    "TUNING_PAIRS": "2",
+    "DEVICE": "cpu",
+}
+
+
+class Script:
+    """comparison.sh in a folder of its own."""
+
+    def __init__(self, folder: Path, rows: str = TOY_ROWS) -> None:
+        self.folder = folder
+        self.page = folder / "docs" / "comparison.md"
+        (folder / "tables").mkdir()
+        for name in ("worlds", "planners"):
+            shutil.copy(PAPER / f"{name}.tsv", folder / "tables")
+        (folder / "tables" / "methods.tsv").write_text(rows)
+
+    def __call__(self, **settings: str) -> subprocess.CompletedProcess[str]:
+        places = {"DATA": "data", "OUT": "out", "RECORD": "record", "TABLES": "tables"}
+        places = {name: str(self.folder / place) for name, place in places.items()} | {"PAGES": str(self.page)}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, **TOY, **places, **settings}
+        command = ["bash", str(PAPER / "comparison.sh")]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    def done(self, **settings: str) -> list[str]:
+        """The commands that a run of it took."""
+        answer = self(**settings)
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        return [line[2:] for line in (answer.stderr + answer.stdout).splitlines() if line.startswith("+ ")]
+
+
+def kinds(commands: list[str]) -> list[str]:
+    """What commands are of: the verb of `lewm`, or the program."""
+    return [words[1] if (words := line.split())[0] == "lewm" else words[0] for line in commands]
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Script, list[str]]:
+    """The script after all of its stages, and the commands that they took."""
+    script = Script(tmp_path_factory.mktemp("paper"))
+    return script, script.done(PLANNERS="tuned")
+
+
+@pytest.mark.slow
+def test_every_number_is_made_from_data_to_page(rehearsed: tuple[Script, list[str]]):
+    script, commands = rehearsed
+    made = kinds(commands)
+    assert [made.count(verb) for verb in ("collect", "train", "eval", "compare")] == [1, 3, 3 + 2, 2]
+    page = script.page.read_text()
+    assert re.search(r"\| lewm \| \d+\.0 \[.*\] \(2, icem, shrinking\)<br>published: 87 \(paper\) \|", page)
+    assert re.search(r"\| gcbc \| \d+\.0 \[.*\] \(2\)<br>", page)
+    for bound in ("random actions", "recorded actions"):
+        assert f"\n| {bound} | " in page
+    out = script.folder / "out" / "tworoom"
+    assert f"`lewm eval {out}/runs/pldm --env tworoom`" in page
+    assert f"--out {out}/runs/gcbc --device cpu --method.features {out}/runs/lewm --train.steps 8`" in page
+    for block in ("paper", "best"):
+        assert script.page.with_name(f"comparison_{block}.png").is_file()
+        assert json.loads((script.folder / "record" / f"results_{block}.json").read_text())["contests"]
+
+
+@pytest.mark.slow
+def test_what_is_there_is_not_made_again(rehearsed: tuple[Script, list[str]]):
+    """And a planner is chosen on tuning pairs, by as many tries as there are planners, where there is a choice."""
+    script, _ = rehearsed
+    before = script.page.read_text()
+    assert kinds(script.done(PLANNERS="tuned")) == ["compare", "compare", "python"]
+    assert script.page.read_text() == before
+    (script.folder / "out" / "tworoom" / "best" / "lewm.json").unlink()
+    commands = script.done(PLANNERS="paper tuned", METHODS="lewm", BLOCKS="best")
+    tuning = [line for line in commands if "/tuning/" in line and line.startswith("lewm eval")]
+    assert len(tuning) == 2
+    assert all("tworoom_tuning.json" in line for line in tuning)
+    assert re.search(r"\| lewm \| (\*\*)?\d of 2(\*\*)? \| (\*\*)?\d of 2(\*\*)? \| – \|", script.page.read_text())
+
+
+def test_nothing_is_done_when_dry(tmp_path: Path):
+    """All worlds and rows of the real tables, as one can read before a night of work begins."""
+    script = Script(tmp_path, (PAPER / "methods.tsv").read_text())
+    worlds = "tworoom pusht reacher cube"
+    commands = script.done(DRY="1", WORLDS=worlds, DEMOS="demos.npz", BLOCKS="paper best equal", SEEDS="0 1", PRESET="")
+    rows = [line for line in (PAPER / "methods.tsv").read_text().splitlines() if line and line[0] != "#"]
+    trained = {line.split("--out ")[1].split()[0] for line in commands if " train " in line}
+    assert len(trained) == 4 * len(rows) * 2
+    assert sum(" collect " in line for line in commands) == 4
+    assert any("--fixed-flops 3.1e12 --plan.samples 12" in line for line in commands)
+    assert not any("@lewm" in line for line in commands)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tables"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"WORLDS": "tworoom maze"}, "maze is not in"),
+        ({"METHODS": "lewn"}, "methods.tsv, which has: lewm pldm gcbc"),
+        ({"PLANNERS": "best"}, "which has: paper tuned shrinking"),
+        ({"BLOCKS": "paper strict"}, "BLOCKS has strict; there are: paper best equal"),
+        ({"STAGES": "train draw", "METHODS": "lewm", "DRY": "1"}, "STAGES has draw; there are: data train eval page"),
+        ({"WORLDS": "pusht", "DRY": "1"}, "DEMOS: is not set: name the demonstrations"),
+    ],
+)
+def test_what_is_not_there_is_named(tmp_path: Path, settings: dict[str, str], message: str):
+    answer = Script(tmp_path)(**settings)
+    assert answer.returncode == 1
+    assert message in answer.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tables"]
+
+
+def page(folder: Path, results: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(PAPER / "page.py"), "write", str(results), "--page", str(folder / "page.md"), *more]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_page_has_every_cell_with_its_interval(results: Results, tmp_path: Path):
+    """A world more, a seed more, a method that acts, and one that differs from the first."""
+    for world, env in (("tworoom", "lewm/TwoRoom-v0"), ("reacher", "lewm/Reacher-v0")):
+        places = {0: ((0.0, 0.0, 0.1, 0.0), (1.0, 1.0, 0.0, 0.0))} if world == "reacher" else None
+        rest = dict.fromkeys(range(1, 12), ((0.0, 0.0, 2.0, 0.0), (1.0, 1.0, 0.0, 0.0)))
+        special = {"environment": env, "places": places and places | rest}
+        results(f"r/{world}/paper/lewm", [SOLVED] * 12, **special)
+        results(f"r/{world}/paper/lewm.seed1", [SOLVED] * 11 + [FAILED], **special)
+        results(f"r/{world}/paper/gcbc", [FAILED] * 12, method="gcbc", plans=0, **special)
+    results("r/tworoom/best/lewm", [SOLVED] * 12)
+    done = page(tmp_path, tmp_path / "r")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "page.md").read_text()
+    seeds = "100.0 [75.8, 100.0] (12)<br>seed 1: 91.7 [64.6, 98.5] (12)<br>published: 87 (paper)"
+    assert f"| lewm | {seeds} | {seeds.replace('87', '86')} |" in text
+    assert "| gcbc | 0.0 [0.0, 24.2]† (12)<br>published: 100 (paper, DINOv2) | 0.0 [0.0, 24.2]† (12) |" in text
+    assert "| lewm | 100.0 [75.8, 100.0] (12, cem, whole)<br>" in text, "in the block best"
+    assert "|  | starts at rest (1 pairs) | starts moving (11 pairs) |" in text
+    assert "| gcbc | acts | acts |" in text
+    assert "`lewm eval r/reacher/paper/gcbc`" in text
+    assert page(tmp_path, tmp_path / "r").returncode == 0
+    assert (tmp_path / "page.md").read_text() == text, "written a second time, it is the same"
+
+
+def test_what_people_write_around_the_tables_stays(results: Results, tmp_path: Path):
+    results("r/tworoom/paper/lewm", [SOLVED])
+    (tmp_path / "page.md").write_text("# Mine\n<!-- begin paper -->\nold\n<!-- end paper -->\nA conclusion.\n")
+    assert page(tmp_path, tmp_path / "r").returncode == 0
+    text = (tmp_path / "page.md").read_text()
+    assert text.startswith("# Mine\n<!-- begin paper -->\n|  | tworoom |")
+    assert text.endswith("<!-- end paper -->\nA conclusion.\n")
+    for broken, message in (("<!-- begin paper -->", "no <!-- end paper -->"), ("<!-- begin papers -->", "'papers'")):
+        (tmp_path / "page.md").write_text(broken)
+        done = page(tmp_path, tmp_path / "r")
+        assert done.returncode == 1
+        assert done.stderr.startswith("Error: ")
+        assert message in done.stderr
+        assert (tmp_path / "page.md").read_text() == broken
+
+
+def test_the_planner_with_most_successes_is_the_best(results: Results):
+    tried = {"paper": [SOLVED, FAILED], "tuned": [SOLVED, SOLVED], "third": [SOLVED, SOLVED]}
+    files = [str(results(f"{planner}/lewm", outcomes)) for planner, outcomes in tried.items()]
+    command = [sys.executable, str(PAPER / "page.py"), "best", *files]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "tuned\n"
+
+
+def test_every_row_can_be_trained(tmp_path: Path):
+    """Its options are ones that its method has; where all methods are here."""
+    lines = [line for line in (PAPER / "methods.tsv").read_text().splitlines() if line and line[0] != "#"]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    if missing := {method for _, method, *_ in rows} - set(METHODS):
+        pytest.skip(f"no {', '.join(sorted(missing))} here yet")
+    for _, method, kind, options, _ in rows:
+        assert kind in ("plans", "acts")
+        given = options.replace("@lewm", str(tmp_path)).split()
+        with pytest.raises(LewmError):  # nothing is wrong but the dataset or the encoder, which are not there
+            train(["tworoom", "--method", method, "--data", str(tmp_path / "no.h5"), *given])
