@@ -19,6 +19,7 @@ METHODS = {
     "lewm": "lewm.methods.lewm:LeWMConfig",
     "pldm": "lewm.methods.pldm:PLDMConfig",
     "gcbc": "lewm.methods.gcbc:GCBCConfig",
+    "gc_idm": "lewm.methods.gc_idm:GCIDMConfig",
 }
 USER_MODULES = "LEWM_METHODS"  # the environment variable
 
