@@ -10,7 +10,7 @@ Shapes: B batch, T frames of a window, F numbers of a frame, C situations of a w
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
@@ -23,6 +23,7 @@ from lewm.methods.base import Group, Method, blocks_apart
 from lewm.methods.frozen import frozen_encoder
 from lewm.model.encoder import Encoder, make_encoder
 from lewm.model.policy import LaidOut, situation, situation_size
+from lewm.model.projector import measuring
 from lewm.model.view import view
 from lewm.types import Array, Batch, DataFacts
 
@@ -94,10 +95,10 @@ class Acting(Method):
             if len(shape) == 2:
                 self.layout = LaidOut(*shape, settings.width)
         else:
-            self.eyes, self.frame_size = (
-                make_encoder(settings.encoder, self.facts.background),
-                settings.encoder.out_width,
-            )
+            self.eyes = make_encoder(settings.encoder, self.facts.background)
+            self.frame_size = settings.encoder.out_width
+        # What differs between frames may be small beside what they have in common.
+        self.norm = nn.BatchNorm1d(self.frame_size)
 
     @property
     def longest(self) -> int:
@@ -124,14 +125,18 @@ class Acting(Method):
         shown = batch.features if batch.features is not None else batch.pixels
         assert shown is not None
         together = torch.cat([shown, *(goal[:, None] for goal in batch.goals.values())], dim=1)
-        seen = self.layout(together.float()) if batch.features is not None else self._look(together)
-        frames = shown.shape[1]
+        seen = self._look(together) if batch.features is None else self._normed(together.flatten(0, 1))
+        seen, frames = seen.view(*together.shape[:2], -1), shown.shape[1]
         return seen[:, :frames], {name: seen[:, frames + i] for i, name in enumerate(batch.goals)}
 
     def _look(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 frames (..., R, R, 3) -> (..., F)."""
         look = self.frozen_encoder if self.settings.features else self.eyes
-        return self.layout(look(pixels.flatten(0, -4)).unflatten(0, pixels.shape[:-3]))
+        return self._normed(look(pixels.flatten(0, -4))).unflatten(0, pixels.shape[:-3])
+
+    def _normed(self, features: torch.Tensor) -> torch.Tensor:
+        """Features of the encoder (N, ...) -> (N, F), float32."""
+        return self.norm(self.layout(features.float()).float())
 
     def questions(self, seen: list[torch.Tensor], goal_BF: torch.Tensor) -> torch.Tensor:
         """What to do in each of C situations, of some frames (B, t, F) each, towards a goal: (B, C, X + F)."""
@@ -158,6 +163,14 @@ class Acting(Method):
 
     def frozen(self) -> tuple[nn.Module, ...]:
         return (self.eyes,) if self.settings.features else ()
+
+    @torch.no_grad()
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        """Set the statistics of what is seen to those of ``batches``. The method is left in evaluation mode."""
+        self.eval()
+        with measuring(self.norm if self.settings.features else self):
+            for batch in batches:
+                self.see(batch)
 
     def use_kernels(self, enabled: bool) -> None:
         if not self.settings.features:
