@@ -25,7 +25,7 @@ from lewm.model.encoder import Encoder, make_encoder
 from lewm.model.policy import LaidOut, situation, situation_size
 from lewm.model.projector import measuring
 from lewm.model.view import view
-from lewm.types import Array, Batch, DataFacts
+from lewm.types import Array, Batch, DataFacts, GoalSampling, Inputs
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,12 @@ class ActingConfig(MethodConfig):
         self._require(0 <= self.dropout < 1, "dropout", "in [0, 1)")
         if self.goal_steps is not None:
             self._check_positive("goal_steps")
+
+    def inputs(self) -> Inputs:
+        """Windows that end in the frame that acts, and a goal that lies ahead."""
+        sizes = (self.history, self.frame_skip, self.action_dim, self.pixels, self.features)
+        goals = {"goal": GoalSampling(future=1.0, max_steps=self.goal_steps)}
+        return Inputs(*sizes, goals=goals, last_block=True)
 
     @classmethod
     def sized(cls, preset: Preset, **rest: Any) -> Self:

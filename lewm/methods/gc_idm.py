@@ -20,7 +20,7 @@ from lewm.config import LARGEST_LAYER, Preset, TrainConfig
 from lewm.methods.acting import Acting, ActingConfig, clipped_apart
 from lewm.methods.base import Group
 from lewm.model.policy import SteeredMLP, mlp, waves
-from lewm.types import Batch, DataFacts, GoalSampling, Inputs, Losses, Peers
+from lewm.types import Batch, DataFacts, Losses, Peers
 
 # -- hyper-parameters ----------------------------------------------------------------------------------------------
 
@@ -40,11 +40,6 @@ class GCIDMConfig(ActingConfig):
         self._require(self.steps_width % 2 == 0, "steps_width", "even")
         if self.act_steps is not None:
             self._check_positive("act_steps")
-
-    def inputs(self) -> Inputs:
-        sizes = (self.history, self.frame_skip, self.action_dim, self.pixels, self.features)
-        goals = {"goal": GoalSampling(future=1.0, max_steps=self.goal_steps)}
-        return Inputs(*sizes, goals=goals, last_block=True)
 
     @classmethod
     def for_preset(cls, preset: Preset) -> tuple[Self, TrainConfig]:

@@ -17,7 +17,7 @@ import torch
 from lewm.config import Preset, TrainConfig
 from lewm.methods.acting import Acting, ActingConfig
 from lewm.model.policy import mlp
-from lewm.types import Batch, DataFacts, GoalSampling, Inputs, Losses, Peers
+from lewm.types import Batch, DataFacts, Losses, Peers
 
 # -- hyper-parameters ----------------------------------------------------------------------------------------------
 
@@ -27,11 +27,6 @@ class GCBCConfig(ActingConfig):
     """Goal-conditioned behaviour cloning."""
 
     NAME: ClassVar[str] = "gcbc"
-
-    def inputs(self) -> Inputs:
-        sizes = (self.history, self.frame_skip, self.action_dim, self.pixels, self.features)
-        goals = {"goal": GoalSampling(future=1.0, max_steps=self.goal_steps)}
-        return Inputs(*sizes, goals=goals, last_block=True)
 
     @classmethod
     def for_preset(cls, preset: Preset) -> tuple[GCBCConfig, TrainConfig]:
