@@ -48,6 +48,5 @@ class GCIVL(Offline):
             target_BC = self.arrives(moments.reached, self.slow_values.least(moments.value_next))
             difference_BC = target_BC.detach() - self.values.least(moments.value).float()
             value = expectile_loss(difference_BC, self.settings.expectile).mean()
-            advantage_BC = self.progress(moments)
-        actor = self.extraction(moments, advantage_BC)
+        actor = self.extraction(moments)
         return Losses(value + actor, {"value": value, "actor": actor})

@@ -149,15 +149,12 @@ class Offline(Acting):
         """r + γ m V(s'): nothing where the goal is reached, else a block and what comes after it."""
         return torch.where(reached, 0.0, -1 + self.settings.discount * later_values.float())
 
-    def extraction(self, moments: Moments, advantage_BC: torch.Tensor) -> torch.Tensor:
-        """-log π of what was done, weighted by exp(β A), at most 100; (): policy extraction."""
+    def extraction(self, moments: Moments) -> torch.Tensor:
+        """The actor's loss, (): -log π of what was done, weighted by exp(β A), at most 100; A = V(s') - V(s)."""
+        with self.precisely(), torch.no_grad():
+            advantage_BC = self.values.least(moments.actor_next) - self.values.least(moments.actor)
         weight_BC = advantage_weight(advantage_BC, self.settings.beta)
         return (weight_BC * self.actor.surprise(moments.actor, moments.blocks)).mean()
-
-    @torch.no_grad()
-    def progress(self, moments: Moments) -> torch.Tensor:
-        """A = V(s') - V(s) towards the actor's goal, (B, C)."""
-        return self.values.least(moments.actor_next) - self.values.least(moments.actor)
 
     @contextlib.contextmanager
     def precisely(self) -> Iterator[None]:

@@ -89,6 +89,7 @@ def transcribed(method: Any, batch: Batch) -> dict[str, float]:
     """Every term, with loops over windows and situations."""
     s, longest = method.settings, 3 if method.settings.variant == "published" else method.settings.history
     is_q, sums, count = isinstance(method, GCIQL), {"value": 0.0, "actor": 0.0, "q": 0.0}, 0
+    chosen: list[float] = []  # what Q says of the actor's blocks
 
     def ask(frames: torch.Tensor, goal: str, i: int) -> torch.Tensor:
         return torch.tensor(known(method.norm(frames), longest) + method.norm(batch.goals[goal][i, None])[0].tolist())
@@ -108,14 +109,19 @@ def transcribed(method: Any, batch: Batch) -> dict[str, float]:
             sums["value"] += abs(s.expectile - (1.0 if u < 0 else 0.0)) * u**2
             here = value(method.values, ask(now, "actor", i))
             advantage = value(method.values, ask(later, "actor", i)) - here
-            if is_q and s.variant == "mended":
-                advantage = value(method.slow_qs, torch.cat([ask(now, "actor", i), block])) - here
             mean, spread = method.actor(ask(now, "actor", i)), method.actor.log_std.exp()
-            likely = torch.distributions.Normal(mean, spread).log_prob(block).mean().item()
+            likely = torch.distributions.Normal(mean, spread).log_prob(block)
             beta = {("gciql", "published"): 10.0}.get((s.NAME, s.variant), 3.0)
-            sums["actor"] += min(math.exp(beta * advantage), 100.0) * -likely
+            if is_q and s.variant == "mended":
+                chosen.append(value(method.slow_qs, torch.cat([ask(now, "actor", i), mean])))
+                sums["actor"] += 1.0 * -likely.sum().item()
+            else:
+                sums["actor"] += min(math.exp(beta * advantage), 100.0) * -likely.mean().item()
             count += 1
-    return {term: total / count for term, total in sums.items() if is_q or term != "q"}
+    means = {term: total / count for term, total in sums.items() if is_q or term != "q"}
+    if chosen:
+        means["actor"] -= (sum(chosen) / count) / (sum(map(abs, chosen)) / count)
+    return means
 
 
 @both_methods
@@ -167,7 +173,18 @@ def test_the_actor_teaches_the_values_nothing(name: str):
     method = build(name)
     actor = method.losses(fake_batch(method), {}, ALONE).terms["actor"]
     critics = [p for fast, _ in method.followed().values() for p in fast.parameters()]
-    assert all(g is None for g in torch.autograd.grad(actor, critics, allow_unused=True))
+    assert all(g is None for g in torch.autograd.grad(actor, critics, allow_unused=True, retain_graph=True))
+
+
+def test_what_is_seen_does_not_bend_to_please_q():
+    """An actor that does the same everywhere: through it nothing reaches what is seen, and beside it nothing may."""
+    method = build("gciql", cloning=0.0)
+    with torch.no_grad():
+        method.actor.head[0].weight.zero_()
+    actor = method.losses(fake_batch(method), {}, ALONE).terms["actor"]
+    seen, does = torch.autograd.grad(actor, [method.norm.weight, method.actor.head[-1].bias])
+    assert seen.abs().max() == 0
+    assert does.abs().max() > 0
 
 
 @both_methods
@@ -203,6 +220,14 @@ def test_losses_are_clipped_apart(name: str):
 def test_impossible_settings_are_refused(name: str, settings: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         METHODS[name][0](**settings)
+
+
+def test_a_temperature_is_refused_where_it_has_no_use():
+    with pytest.raises(ConfigError, match="inverse_temperature must be left out in the variant mended, which has clon"):
+        GCIQLConfig(inverse_temperature=3.0)
+    assert GCIQLConfig(variant="published", inverse_temperature=4.0).beta == 4.0
+    assert GCIQLConfig(variant="published").beta == 10.0
+    assert GCIVLConfig(inverse_temperature=4.0).beta == 4.0
 
 
 # -- values --------------------------------------------------------------------------------------------------------
