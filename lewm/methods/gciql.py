@@ -3,7 +3,7 @@
     L_Q = mean (Q(s, a, g) - (r + γ m V̄(s', g)))²
     L_V = mean L_τ(Q̄(s, a, g) - V(s, g)),     L_τ(u) = |τ - 1(u < 0)| u²
     L_π = mean min(exp(β A), 100) · -log π(a | s, g),     A = V(s', g) - V(s, g)               as published
-    L_π = -mean Q̄(s, π(s, g), g) / mean |Q̄| + α mean -log π(a | s, g)                         mended
+    L_π = -mean Q̄(s, π(s, g), g) / mean |Q̄| - α mean log π(a | s, g), both / A                mended
 
 r = -1 and m = 1, or both 0 where the goal is reached; V̄ and Q̄ follow V and Q. ``lewm.methods.offline`` has what it
 shares with GCIVL, and says what the two variants are. As published, Q has no say in what the policy does. Mended, there
@@ -62,7 +62,7 @@ class GCIQL(Offline):
 
     def losses(self, batch: Batch, draws: dict[str, torch.Tensor], peers: Peers) -> Losses:
         """Regression of Q, expectile regression of V, and advantage-weighted regression of the actor."""
-        del draws, peers
+        del draws
         moments = self.moments(batch)
         with self.precisely():
             acted_BCX = torch.cat([moments.value, moments.blocks], dim=-1).float()
@@ -70,20 +70,20 @@ class GCIQL(Offline):
             q = (self.qs(acted_BCX).float() - target_BC).square().mean()
             difference_BC = self.slow_qs.least(acted_BCX).detach() - self.values.least(moments.value)
             value = expectile_loss(difference_BC.float(), self.settings.expectile).mean()
-        actor = self.extraction(moments)
+        actor = self.extraction(moments, peers)
         return Losses(q + value + actor, {"q": q, "value": value, "actor": actor})
 
-    def extraction(self, moments: Moments) -> torch.Tensor:
-        """The actor's loss, (): as GCIVL's if published; else what Q̄ says of the actor's block, and cloning."""
+    def extraction(self, moments: Moments, peers: Peers) -> torch.Tensor:
+        """The actor's loss, (): as GCIVL's if published; else cloning, and what Q̄ says, for each number of a block."""
         if self.settings.as_published:
-            return super().extraction(moments)
+            return super().extraction(moments, peers)
         chosen_BCA = self.actor(moments.actor).float()
-        with (
-            self.precisely()
-        ):  # Q̄ is not trained, and what is seen must not bend to please it: it leads the actor alone
+        with self.precisely():
+            # Q̄ is not trained, and what is seen must not bend to please it: only actions may.
             q_BC = self.slow_qs.least(torch.cat([moments.actor.detach(), chosen_BCA], dim=-1))
-        likely_BC = -self.settings.block_dim * self.actor.surprise(moments.actor, moments.blocks)
-        return -(q_BC / q_BC.detach().abs().mean() + self.settings.cloning * likely_BC).mean()
+        cloning_BC = self.settings.cloning * self.actor.surprise(moments.actor, moments.blocks)
+        pleasing_BC = q_BC / peers.mean(q_BC.detach().abs().mean()) / self.settings.block_dim
+        return (cloning_BC - pleasing_BC).mean()
 
     def followed(self) -> dict[str, tuple[nn.Module, nn.Module]]:
         return {**super().followed(), "qs": (self.qs, self.slow_qs)}

@@ -42,11 +42,11 @@ class GCIVL(Offline):
 
     def losses(self, batch: Batch, draws: dict[str, torch.Tensor], peers: Peers) -> Losses:
         """Expectile regression of the value, and advantage-weighted regression of the actor."""
-        del draws, peers
+        del draws
         moments = self.moments(batch)
         with self.precisely():
             target_BC = self.arrives(moments.reached, self.slow_values.least(moments.value_next))
             difference_BC = target_BC.detach() - self.values.least(moments.value).float()
             value = expectile_loss(difference_BC, self.settings.expectile).mean()
-        actor = self.extraction(moments)
+        actor = self.extraction(moments, peers)
         return Losses(value + actor, {"value": value, "actor": actor})

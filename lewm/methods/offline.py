@@ -31,7 +31,7 @@ from lewm.config import Preset, TrainConfig
 from lewm.methods.acting import Acting, ActingConfig, clipped_apart
 from lewm.methods.base import Group
 from lewm.model.policy import GaussianActor, Values, advantage_weight, follow
-from lewm.types import Batch, DataFacts, GoalSampling, Inputs
+from lewm.types import Batch, DataFacts, GoalSampling, Inputs, Peers
 
 PUBLISHED_FRAMES = 3  # that act, in a window as published
 
@@ -149,8 +149,9 @@ class Offline(Acting):
         """r + γ m V(s'): nothing where the goal is reached, else a block and what comes after it."""
         return torch.where(reached, 0.0, -1 + self.settings.discount * later_values.float())
 
-    def extraction(self, moments: Moments) -> torch.Tensor:
+    def extraction(self, moments: Moments, peers: Peers) -> torch.Tensor:
         """The actor's loss, (): -log π of what was done, weighted by exp(β A), at most 100; A = V(s') - V(s)."""
+        del peers
         with self.precisely(), torch.no_grad():
             advantage_BC = self.values.least(moments.actor_next) - self.values.least(moments.actor)
         weight_BC = advantage_weight(advantage_BC, self.settings.beta)

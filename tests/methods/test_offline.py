@@ -114,13 +114,13 @@ def transcribed(method: Any, batch: Batch) -> dict[str, float]:
             beta = {("gciql", "published"): 10.0}.get((s.NAME, s.variant), 3.0)
             if is_q and s.variant == "mended":
                 chosen.append(value(method.slow_qs, torch.cat([ask(now, "actor", i), mean])))
-                sums["actor"] += 1.0 * -likely.sum().item()
+                sums["actor"] += 1.0 * -likely.sum().item() / 10
             else:
                 sums["actor"] += min(math.exp(beta * advantage), 100.0) * -likely.mean().item()
             count += 1
     means = {term: total / count for term, total in sums.items() if is_q or term != "q"}
     if chosen:
-        means["actor"] -= (sum(chosen) / count) / (sum(map(abs, chosen)) / count)
+        means["actor"] -= (sum(chosen) / count) / (sum(map(abs, chosen)) / count) / 10
     return means
 
 
