@@ -47,7 +47,7 @@ class GCIDMConfig(ActingConfig):
         train = {
             "debug": TrainConfig(steps=8, batch_size=4, lr=1e-3, warmup_steps=2, weight_decay=0.05),
             "compact": TrainConfig(2000, batch_size=64, lr=1e-3, warmup_steps=100, weight_decay=0.05),
-            "full": TrainConfig(20_000, batch_size=1024, lr=1e-3, warmup_steps=300, weight_decay=0.05),
+            "full": TrainConfig(20_000, batch_size=256, lr=1e-3, warmup_steps=300, weight_decay=0.05),
         }[preset.size]
         return cls.sized(preset, dropout=0.1), preset.at_its_pace(train)
 

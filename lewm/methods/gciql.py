@@ -3,13 +3,13 @@
     L_Q = mean (Q(s, a, g) - (r + γ m V̄(s', g)))²
     L_V = mean L_τ(Q̄(s, a, g) - V(s, g)),     L_τ(u) = |τ - 1(u < 0)| u²
     L_π = mean min(exp(β A), 100) · -log π(a | s, g),     A = V(s', g) - V(s, g)               as published
-    L_π = -mean Q̄(s, π(s, g), g) / mean |Q̄| - α mean log π(a | s, g), both / A                mended
+    L_π = -mean Q̄(s, π(s, g), g) / mean |Q̄| - α mean log π(a | s, g)                          mended
 
 r = -1 and m = 1, or both 0 where the goal is reached; V̄ and Q̄ follow V and Q. ``lewm.methods.offline`` has what it
 shares with GCIVL, and says what the two variants are. As published, Q has no say in what the policy does. Mended, there
 are two, of which the lesser counts, and the policy is drawn from them as OGBench does (DDPG+BC). That was measured
 beside weights of exp(3 A) with A = Q̄(s, a, g) - V(s, g): of 100 pairs that are 50 steps apart it solved 92 and they 77,
-after 150 noisy episodes of TwoRoom at compact size.
+after 150 noisy episodes of TwoRoom at compact size. The actor's loss is counted for each number of a block.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from walkers import Walkers
+from walkers import ROWS, Walkers
 
 from lewm.config import TrainConfig
 from lewm.errors import ConfigError
@@ -153,6 +153,26 @@ def test_mended_goals_are_of_the_frame_that_acts(name: str, history: int):
     assert inputs.frames + inputs.anchor == inputs.anchor * 2 + 2, "one frame follows the one that acts"
     assert inputs.anchor == history - 1
     assert inputs.goals["actor"].random == 0
+
+
+@both_methods
+@pytest.mark.parametrize(("variant", "history"), [("published", 1), ("mended", 1), ("mended", 3)])
+def test_goals_stay_in_their_episode_and_count_from_the_frame_that_acts(
+    name: str, variant: str, history: int, walkers: Walkers
+):
+    inputs = build(name, variant=variant, history=history, frame_skip=1).inputs
+    windows = walkers.windows(inputs)
+    batch = windows.batch(torch.arange(len(windows)).numpy(), (0, 0))
+    assert batch.pixels is not None
+    acts = walkers.rows(batch.pixels)[:, inputs.anchor]
+    for goal in inputs.goals:
+        row, steps = walkers.rows(batch.goals[goal]), batch.steps[goal]
+        ahead = steps >= 0
+        assert torch.equal(row[ahead], (acts + steps)[ahead])
+        assert torch.equal(row[ahead] // ROWS, acts[ahead] // ROWS), "a goal in another episode"
+        assert ((row[~ahead] // ROWS) != (acts[~ahead] // ROWS)).any() or ahead.all()
+        shares = inputs.goals[goal]
+        assert (~ahead).float().mean().item() == pytest.approx(shares.random, abs=0.04)
 
 
 @both_methods

@@ -53,10 +53,18 @@ class Walkers:
         angles = places @ self._waves
         return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
+    def windows(self, inputs: Inputs) -> Windows:
+        """Of all walks, as ``inputs`` ask for them, with frames that show the number of their row."""
+        inputs = replace(inputs, image_size=4)
+        return Windows(self.store, open_frames(self.store, "memory"), np.arange(EPISODES), inputs)
+
+    def rows(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The numbers in frames (..., 4, 4, 3)."""
+        return pixels[..., 0, 0, 0].long() * 256 + pixels[..., 0, 0, 1].long()
+
     def batches(self, inputs: Inputs, size: int, count: int) -> Iterator[Batch]:
         """Windows as ``inputs`` ask for them, with features in place of pixels."""
-        inputs = replace(inputs, image_size=4)
-        windows = Windows(self.store, open_frames(self.store, "memory"), np.arange(EPISODES), inputs)
+        windows = self.windows(inputs)
         for step in range(count):
             batch = windows.batch(batch_indices(len(windows), size, step, 0), (0, step))
             assert batch.pixels is not None
@@ -64,8 +72,7 @@ class Walkers:
             yield replace(batch, pixels=None, features=self._features(batch.pixels), goals=goals)
 
     def _features(self, pixels: torch.Tensor) -> torch.Tensor:
-        rows = pixels[..., 0, 0, 0].long() * 256 + pixels[..., 0, 0, 1].long()
-        return self._shown[rows]
+        return self._shown[self.rows(pixels)]
 
     def train(self, method: Method, steps: int, lr: float = 2e-3) -> None:
         """On windows of them; the method is left in evaluation mode."""
