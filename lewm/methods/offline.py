@@ -7,7 +7,7 @@ OGBench does; the authors train one after the other. Two variants:
 - published: what the paper's authors ran, probably flawed. Windows hold three frames that act, with the goal of the
   last: "current" is that frame, and future ones lie after it. The value of each frame, known from the window's start
   on, is regressed under that goal. So the value of one frame alone, by which the policy acts, never sees a goal that
-  is reached. Half of the actor's goals are random.
+  is reached. Half of the actor's goals are random, the others anywhere ahead, whatever ``goal_steps`` is.
 - mended: goals are those of the frame that acts, whatever is known of what came before. Values are float32 in every
   precision, since bf16 near -100 has steps of 0.5. The actor's goals lie on its own way.
 
