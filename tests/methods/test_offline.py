@@ -182,7 +182,11 @@ def test_only_what_is_mended_is_computed_in_float32(name: str, variant: str):
     batch = fake_batch(method)
     whole = method.losses(batch, {}, ALONE).terms
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = method.losses(batch, {}, ALONE).terms
+        losses = method.losses(batch, {}, ALONE)
+    rounded = losses.terms
+    losses.total.backward()  # autocast keeps weights that it has rounded, and would reuse those without a gradient
+    heads = [method.actor, *(fast for fast, _ in method.followed().values())]
+    assert all(p.grad is not None and p.grad.any() for head in heads for p in head.parameters())
     same = {term: torch.equal(rounded[term], whole[term]) for term in whole}
     assert all(same[term] == (variant == "mended") for term in same if term != "actor")
     assert not same["actor"], "the actor takes part in autocast"
