@@ -5,22 +5,30 @@
 Networks, data and planning are LeWM's; only the objective differs. Two formulas of the paper's appendix are taken as
 the released code has them: its covariance term lacks the square and divides by D, and epsilon stands outside the root.
 
+Two variants:
+- authors: the paper's. Every term reads all frames of a window; predictions are of one block each.
+- original: that of the method's own project, with inverse dynamics. Variance and covariance over the batch read the
+  first frame, the three terms over time those after it, and the prediction is rolled out from the first frame. Its
+  windows had 16 frames, a GRU and no projector; here they are the house's.
+
 Shapes: B batch, T frames of a window, D embedding, A action block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from lewm.checked import Checked
-from lewm.config import JEPAConfig, MethodConfig, Preset, TrainConfig
+from lewm.config import LARGEST_LAYER, JEPAConfig, MethodConfig, Preset, TrainConfig
 from lewm.methods.base import Group, Method, blocks_apart
 from lewm.model.jepa import JEPA
+from lewm.model.projector import measuring
 from lewm.types import Batch, DataFacts, Losses, Peers
 
 EPSILON = 1e-4  # of variances
@@ -30,21 +38,41 @@ EPSILON = 1e-4  # of variances
 
 @dataclass(frozen=True)
 class Weights(Checked):
-    """Of the terms; the paper's, found by a grid search on Push-T. Those of weight 0 are not computed."""
+    """Of the terms. Those of weight 0 are not computed. None: the variant's."""
 
     SECTION: ClassVar[str] = "method.weights"
 
-    variance: float = 18.0  # Alpha: embeddings differ over the batch.
-    covariance: float = 12.0  # Beta: their numbers do so independently.
-    similarity: float = 0.2  # Gamma: successive embeddings are alike.
-    time_variance: float = 0.7  # Zeta: embeddings differ over time.
-    time_covariance: float = 0.0  # Nu: their numbers do so independently.
-    inverse_dynamics: float = 0.0  # Mu: actions can be read off successive embeddings.
+    variance: float | None = None  # Alpha: embeddings differ over the batch.
+    covariance: float | None = None  # Beta: their numbers do so independently.
+    similarity: float | None = None  # Gamma: successive embeddings are alike.
+    time_variance: float | None = None  # Zeta: embeddings differ over time.
+    time_covariance: float | None = None  # Nu: their numbers do so independently.
+    inverse_dynamics: float | None = None  # Mu: actions can be read off successive embeddings.
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, weight in asdict(self).items():
-            self._require(weight >= 0, name, "at least 0")
+            self._require(weight is None or weight >= 0, name, "at least 0")
+
+
+WEIGHTS: dict[str, dict[str, float]] = {
+    "authors": {  # found by a grid search on Push-T
+        "variance": 18.0,
+        "covariance": 12.0,
+        "similarity": 0.2,
+        "time_variance": 0.7,
+        "time_covariance": 0.0,
+        "inverse_dynamics": 0.0,
+    },
+    "original": {  # found for two rooms
+        "variance": 3.9843,
+        "covariance": 6.9238,
+        "similarity": 0.74242,
+        "time_variance": 0.24535,
+        "time_covariance": 0.0,
+        "inverse_dynamics": 1.072,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -53,13 +81,22 @@ class PLDMConfig(JEPAConfig, MethodConfig):
 
     NAME: ClassVar[str] = "pldm"
 
+    variant: Literal["authors", "original"] = "authors"  # The paper's, or that of the project that introduced it.
     weights: Weights = field(default_factory=Weights)
     centred_similarity: bool = False  # Subtract the batch's mean before comparing successive frames, as released.
     inverse_width: int = 512  # Hidden size of the inverse dynamics.
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("inverse_width", most=1 << 16)
+        self._check_positive("inverse_width", most=LARGEST_LAYER)
+        over_time = self.history >= 3 or self.variant == "authors"
+        self._require(over_time, "history", "at least 3 in the variant original, whose terms over time leave one out")
+
+    @property
+    def weighed(self) -> dict[str, float]:
+        """The weight of each term but the prediction's: as given, or else the variant's."""
+        given = {name: weight for name, weight in asdict(self.weights).items() if weight is not None}
+        return WEIGHTS[self.variant] | given
 
     @classmethod
     def for_preset(cls, preset: Preset) -> tuple[PLDMConfig, TrainConfig]:
@@ -75,9 +112,8 @@ class PLDMConfig(JEPAConfig, MethodConfig):
         return PLDM(self, facts)
 
     def rows(self) -> dict[str, str]:
-        given = asdict(self.weights).items()
-        terms = ", ".join(f"{name.replace('_', ' ')} {weight:g}" for name, weight in given if weight)
-        return {**super().rows(), "weights": terms}
+        terms = ", ".join(f"{name.replace('_', ' ')} {weight:g}" for name, weight in self.weighed.items() if weight)
+        return {**super().rows(), "variant": self.variant, "weights": terms}
 
 
 # -- the method ----------------------------------------------------------------------------------------------------
@@ -92,7 +128,7 @@ class PLDM(JEPA, Method):
     def __init__(self, settings: PLDMConfig, facts: DataFacts | None = None) -> None:
         Method.__init__(self, settings, facts)
         self.build_networks(settings, self.facts.background)
-        if settings.weights.inverse_dynamics:
+        if settings.weighed["inverse_dynamics"]:
             hidden = settings.inverse_width
             self.inverse_dynamics = nn.Sequential(
                 nn.Linear(2 * settings.embed_dim, hidden), nn.ReLU(), nn.Linear(hidden, settings.block_dim)
@@ -101,25 +137,51 @@ class PLDM(JEPA, Method):
     def losses(self, batch: Batch, draws: dict[str, torch.Tensor], peers: Peers) -> Losses:
         """The objective, for windows of history + 1 frames; nothing is detached."""
         del draws
-        embedded_BTD, predicted_BTD = self.embed_and_predict(batch)
-        z_BTD, weights = embedded_BTD.float(), self.settings.weights
+        original, weights = self.settings.variant == "original", self.settings.weighed
+        embedded_BTD, predicted_BTD = self.embed_and_roll_out(batch) if original else self.embed_and_predict(batch)
+        z_BTD = embedded_BTD.float()
         centred_BTD = z_BTD - peers.mean(z_BTD.mean(0))
+        apart_BTD = centred_BTD[:, :1] if original else centred_BTD  # what is to differ over the batch
+        over_time_BTD, first = (z_BTD[:, 1:], 1) if original else (z_BTD, 0)
         terms = {"prediction": F.mse_loss(predicted_BTD.float(), z_BTD[:, 1:])}
-        if weights.variance:
-            terms["variance"] = variance_term(batch_variance(centred_BTD, peers))
-        if weights.covariance:
-            terms["covariance"] = covariance_term(batch_covariance(centred_BTD, peers))
-        if weights.similarity:
-            compared_BTD = centred_BTD if self.settings.centred_similarity else z_BTD
+        if weights["variance"]:
+            terms["variance"] = variance_term(batch_variance(apart_BTD, peers))
+        if weights["covariance"]:
+            terms["covariance"] = covariance_term(batch_covariance(apart_BTD, peers))
+        if weights["similarity"]:
+            compared_BTD = centred_BTD[:, first:] if self.settings.centred_similarity else over_time_BTD
             terms["similarity"] = compared_BTD.diff(dim=1).square().mean()
-        if weights.time_variance:
-            terms["time_variance"] = variance_term(z_BTD.var(dim=1))
-        if weights.time_covariance:
-            terms["time_covariance"] = covariance_term(time_covariance(z_BTD))
-        if weights.inverse_dynamics:
+        if weights["time_variance"]:
+            terms["time_variance"] = variance_term(over_time_BTD.var(dim=1))
+        if weights["time_covariance"]:
+            terms["time_covariance"] = covariance_term(time_covariance(over_time_BTD))
+        if weights["inverse_dynamics"]:
             terms["inverse_dynamics"] = self._inverse_dynamics_term(z_BTD, batch)
-        total = terms["prediction"] + sum(getattr(weights, n) * term for n, term in terms.items() if n != "prediction")
+        total = terms["prediction"] + sum(weights[n] * term for n, term in terms.items() if n != "prediction")
         return Losses(total, terms, embedded_BTD)
+
+    def embed_and_roll_out(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``embed_and_predict``, but each prediction (B, T-1, D) rests on those before it, the first on a frame."""
+        assert batch.pixels is not None
+        z_BTD, actions_BTA = self.encode(batch.pixels), self.normalise_actions(batch.actions)
+        return z_BTD, self._roll_out(z_BTD, actions_BTA)
+
+    def _roll_out(self, z_BTD: torch.Tensor, actions_BTA: torch.Tensor) -> torch.Tensor:
+        return self.rollout(z_BTD[:, :1], actions_BTA[:, :0], actions_BTA[:, None, :-1])[:, 0]
+
+    @torch.no_grad()
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        """As every JEPA's; predictions that were rolled out in training are rolled out here."""
+        if self.settings.variant == "authors":
+            super().calibrate(batches)
+            return
+        kept = list(batches)
+        super().calibrate(kept)
+        self.predictor.train()  # dropout is as in training
+        with measuring(self.prediction_projector):
+            for batch in kept:
+                self.embed_and_roll_out(batch)
+        self.predictor.eval()
 
     def _inverse_dynamics_term(self, z_BTD: torch.Tensor, batch: Batch) -> torch.Tensor:
         actions_BTA = self.normalise_actions(batch.actions)[:, :-1]
@@ -128,7 +190,7 @@ class PLDM(JEPA, Method):
 
     def groups(self) -> list[Group]:
         """The inverse dynamics is clipped apart, as by an optimiser of its own."""
-        own = set(self.inverse_dynamics.parameters()) if self.settings.weights.inverse_dynamics else set()
+        own = set(self.inverse_dynamics.parameters()) if self.settings.weighed["inverse_dynamics"] else set()
         shared = [
             Group(tuple(p for p in group.parameters if p not in own), muon=group.muon) for group in blocks_apart(self)
         ]

@@ -19,6 +19,9 @@ METHODS = {
     "lewm": "lewm.methods.lewm:LeWMConfig",
     "pldm": "lewm.methods.pldm:PLDMConfig",
     "gcbc": "lewm.methods.gcbc:GCBCConfig",
+    "gcivl": "lewm.methods.gcivl:GCIVLConfig",
+    "gciql": "lewm.methods.gciql:GCIQLConfig",
+    "gc_idm": "lewm.methods.gc_idm:GCIDMConfig",
 }
 USER_MODULES = "LEWM_METHODS"  # the environment variable
 

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from lewm.config import PredictorConfig
+from lewm.errors import ConfigError
 from lewm.methods.pldm import PLDM, PLDMConfig, Weights
 from lewm.presets import preset
+from lewm.train.compiled import compile_parts
 from lewm.types import ALONE, ActionStats, Batch, DataFacts, Losses
 
 EVERY_TERM = Weights(time_covariance=0.3, inverse_dynamics=0.9)
 B, T, D = 6, 4, 8
 
 
-def model_with(weights: Weights, centred_similarity: bool = False) -> PLDM:
+def model_with(weights: Weights, **settings_of_the_model: Any) -> PLDM:
     """In evaluation mode: without dropout, so that two computations can be compared."""
     torch.manual_seed(0)
     settings = preset("debug", "pldm").method
     assert isinstance(settings, PLDMConfig)
-    settings = replace(settings, weights=weights, centred_similarity=centred_similarity)
+    settings = replace(settings, weights=weights, **settings_of_the_model)
     model = PLDM(settings, DataFacts(ActionStats((0.1, -0.2), (0.5, 2.0)))).eval()
     with torch.no_grad():  # the predictor's gates start closed
         for parameter in model.parameters():
@@ -94,6 +99,59 @@ def test_every_term_is_its_formula(batch: Batch):
     weighted = (18 * expected["variance"], 12 * expected["covariance"], 0.2 * expected["similarity"])
     weighted += (0.7 * expected["time_variance"], 0.3 * expected["time_covariance"], 0.9 * expected["inverse_dynamics"])
     assert found.total.item() == pytest.approx(expected["prediction"] + sum(weighted), rel=1e-4)
+
+
+@torch.no_grad()
+def test_the_original_reads_other_frames_and_rolls_its_prediction_out(batch: Batch):
+    model = model_with(Weights(time_covariance=0.3), variant="original")
+    found, expected = losses(model, batch), transcribed(model, batch)
+    assert batch.pixels is not None
+    z_BTD = model.encode(batch.pixels)
+    blocks_BTA = ((batch.actions - torch.tensor([0.1, -0.2])) / torch.tensor([0.5, 2.0])).reshape(B, T, 10)
+    imagined = z_BTD[:, :1]
+    for t in range(T - 1):
+        imagined = torch.cat([imagined, model.predict(imagined, blocks_BTA[:, : t + 1])[:, -1:]], dim=1)
+    z, rolled = z_BTD.double().numpy(), imagined.double().numpy()
+    later = [(i, t) for i in range(B) for t in range(1, T - 1)]
+    expected["prediction"] = np.mean([((rolled[i, t] - z[i, t]) ** 2).mean() for i in range(B) for t in range(1, T)])
+    expected["variance"] = np.mean([hinge(unbiased(z[:, 0, d])) for d in range(D)])
+    expected["covariance"] = off_diagonal(covariance(z[:, 0]))
+    expected["similarity"] = np.mean([((z[i, t] - z[i, t + 1]) ** 2).mean() for i, t in later])
+    expected["time_variance"] = np.mean([hinge(unbiased(z[i, 1:, d])) for i in range(B) for d in range(D)])
+    expected["time_covariance"] = np.mean([off_diagonal(covariance(z[i, 1:])) for i in range(B)])
+    assert found.terms.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found.terms[name].item() == pytest.approx(value, rel=1e-4), name
+    weights = {"variance": 3.9843, "covariance": 6.9238, "similarity": 0.74242, "time_variance": 0.24535}
+    weights |= {"time_covariance": 0.3, "inverse_dynamics": 1.072, "prediction": 1}
+    assert found.total.item() == pytest.approx(sum(weights[name] * expected[name] for name in weights), rel=1e-4)
+
+
+def test_a_weight_that_is_typed_wins_over_the_variants():
+    typed = Weights(similarity=5.0, inverse_dynamics=0.0)
+    for variant, variance in (("authors", 18.0), ("original", 3.9843)):
+        weighed = PLDMConfig(variant=variant, weights=typed).weighed  # type: ignore[arg-type]
+        assert (weighed["similarity"], weighed["inverse_dynamics"], weighed["variance"]) == (5.0, 0.0, variance)
+    assert not hasattr(model_with(typed, variant="original"), "inverse_dynamics")
+    assert hasattr(model_with(Weights(), variant="original"), "inverse_dynamics")
+    with pytest.raises(ConfigError, match=r"method\.weights\.variance must be at least 0, got -1\.0"):
+        Weights(variance=-1.0)
+    with pytest.raises(ConfigError, match=r"method\.history must be at least 3 in the variant original"):
+        PLDMConfig(variant="original", history=2)
+
+
+def test_the_original_compiles_and_is_calibrated_as_it_predicts(batch: Batch):
+    """That is, by other statistics than those of predictions that rest on frames."""
+    torch._dynamo.reset()
+    model = model_with(Weights(), variant="original", predictor=PredictorConfig(1, 2, 8, 32, dropout=0.0))
+    expected = losses(copy.deepcopy(model).train(), batch).total
+    torch.testing.assert_close(losses(compile_parts(copy.deepcopy(model).train(), "aot_eager"), batch).total, expected)
+    authors = model_with(Weights(), predictor=PredictorConfig(1, 2, 8, 32, dropout=0.0))
+    for each in (model, authors):
+        each.calibrate(iter([batch, batch]))
+        assert not each.training
+    means = [each.prediction_projector.norm.running_mean for each in (model, authors)]
+    assert not torch.allclose(*means, atol=1e-3)
 
 
 def test_the_papers_weights_leave_two_terms_out(batch: Batch):
