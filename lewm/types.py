@@ -205,7 +205,8 @@ class Plan:
     """A solved planning problem, and the solver's cost of the solution.
 
     actions: raw primitive actions to execute in order, float32 (H*K, action_dim).
-    distances: imagined squared latent distance to the goal after each block, float32 (H,).
+    distances: imagined distance to the goal after each block, float32 (H,): squared, in latent space; mean squared for
+    a model whose own distance is that.
     """
 
     actions: Array
@@ -279,6 +280,14 @@ class RolloutFunction(Protocol):
     def __call__(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor: ...
 
 
+class DistanceFunction(Protocol):
+    """Arguments as of ``RolloutFunction``, and goals (B, D) -> how far predictions are from them, (B, S, H)."""
+
+    def __call__(
+        self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor, goal_BD: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
 # uint8 frames (..., R, R, 3) in, embeddings (..., D) out.
 EncoderFunction: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
@@ -299,6 +308,16 @@ class WorldModel(Protocol):
     def normalise_actions(self, raw: torch.Tensor) -> torch.Tensor: ...
     def denormalise_actions(self, blocks: torch.Tensor) -> torch.Tensor: ...
     def rollout_flops(self, context: int, horizon: int) -> int: ...
+
+
+class DistanceModel(WorldModel, Protocol):
+    """A world model with a distance of its own, or whose predictions would not fit for all candidates at once.
+
+    Planners ask it how far predictions are from the goal, and for ``planning_rollout`` only where someone wants to see
+    the embeddings themselves.
+    """
+
+    def planning_distances(self, precision: str, differentiable: bool) -> DistanceFunction: ...
 
 
 class Actor(Protocol):

@@ -19,6 +19,7 @@ METHODS = {
     "lewm": "lewm.methods.lewm:LeWMConfig",
     "pldm": "lewm.methods.pldm:PLDMConfig",
     "gcbc": "lewm.methods.gcbc:GCBCConfig",
+    "dino_wm": "lewm.methods.dino_wm:DinoWMConfig",
 }
 USER_MODULES = "LEWM_METHODS"  # the environment variable
 

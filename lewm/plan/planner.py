@@ -15,7 +15,8 @@ import torch
 from lewm.config import PlanConfig
 from lewm.errors import PlanningError
 from lewm.plan.capture import Captures
-from lewm.plan.cost import OBJECTIVES, Objective
+from lewm.plan.cost import Objective
+from lewm.plan.futures import futures_of
 from lewm.plan.inputs import InputEncoder, Request, grouped, largest_batch, padded
 from lewm.plan.search import Found, ModelSearch
 from lewm.plan.solver import Solver
@@ -45,9 +46,9 @@ class Planner:
         self.model, self.config = model, config or PlanConfig()
         _check(model, self.config, objectives)
         solver, capture = solver or make_solver(self.config), Captures(model.device, self.config.cuda_graph)
-        objectives = list(objectives or [OBJECTIVES[self.config.objective]])
+        futures = futures_of(model, self.config, objectives, solver.needs_gradient)
         kind = SoonestSearch if self.config.schedule == "soonest" else ModelSearch
-        self.search = kind(model, solver, self.config, objectives, capture)
+        self.search = kind(model, solver, self.config, futures, capture)
         self.inputs = InputEncoder(model, self.config.precision, capture)
         # Fails now, not after a search.
         self.search.check_differentiable(self.inputs.blank())

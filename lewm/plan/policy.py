@@ -157,7 +157,7 @@ def policy_for(method: Any, settings: PlanConfig | None = None, seed: int = 0) -
         if settings:
             raise PlanningError(f"{type(method).__name__} has settings of its own already: leave out the others.")
         return method if isinstance(method, Policy) else PlanningPolicy(method, seed)
-    if hasattr(method, "planning_rollout"):
+    if hasattr(method, "planning_rollout") or hasattr(method, "planning_distances"):
         return PlanningPolicy(Planner(method, config=settings), seed)
     if hasattr(method, "act"):
         return ActingPolicy(method)

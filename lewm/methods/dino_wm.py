@@ -1,0 +1,225 @@
+"""DINO-WM (Zhou et al., 2024): a world model over the patch tokens of a frozen encoder (paper, appendix "DINO-WM").
+
+    L = mean ‖ pred(z_t-2..t, a_t-2..t) - z_t+1 ‖²,      z_t the tokens that a frozen encoder makes of frame t
+
+Nothing can collapse, because nothing in z is trained. An embedded action joins every token of its frame. Plans come
+from the mean squared difference between the tokens of the last imagined frame and those of the goal.
+
+The tokens are features: of an encoder of images in general, as in the paper, or those of another model here. Without
+one they are pixels: the method then runs anywhere, and says so.
+
+Departures from the original: windows are predicted without proprioception, and the recipe is for runs of minutes.
+
+Shapes: B batch, T frames of a window, N tokens of a frame, F numbers of a token, A action block, D = N * F.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lewm.config import MethodConfig, PredictorConfig, Preset, TrainConfig
+from lewm.errors import ConfigError, PlanningError
+from lewm.methods.base import Group, Method, blocks_apart
+from lewm.methods.frozen import frozen_encoder
+from lewm.model.token_predictor import TokenPredictor
+from lewm.model.token_rollout import TokenRollout
+from lewm.model.view import view
+from lewm.types import Batch, DataFacts, DistanceFunction, EncoderFunction, Inputs, Losses, Peers, RolloutFunction
+
+# -- hyper-parameters ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DinoWMConfig(MethodConfig):
+    """DINO-WM."""
+
+    NAME: ClassVar[str] = "dino_wm"
+
+    features: str | None = None  # The frozen encoder whose tokens are predicted; None: pixels, as below.
+    image_size: int = 224  # Side of the frames, in pixels, where there are no features.
+    patch_size: int = 14  # Side of a patch there, which becomes a token.
+    patch_cells: int = 7  # A patch is averaged over so many times so many cells.
+    predictor: PredictorConfig = field(default_factory=PredictorConfig)
+    action_width: int = 10  # Numbers that an action block becomes; they join every token.
+    history: int = 3  # Frames the predictor sees.
+    frame_skip: int = 5  # Environment steps, and so primitive actions, from one frame to the next.
+    action_dim: int = 2  # Size of a primitive action.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_positive("image_size", "patch_size", "patch_cells", most=4096)
+        self._check_positive("action_width", most=1 << 16)
+        self._check_positive("history", "frame_skip", "action_dim", most=1000)
+        self._require(self.image_size % self.patch_size == 0, "image_size", f"a multiple of {self.patch_size} (patch)")
+        fits = self.patch_size % self.patch_cells == 0
+        self._require(fits, "patch_cells", f"a divisor of {self.patch_size} (patch)")
+
+    def inputs(self) -> Inputs:
+        """Windows of ``history`` frames and the one after them."""
+        size = None if self.features else self.image_size
+        return Inputs(self.history + 1, self.frame_skip, self.action_dim, size, self.features)
+
+    @classmethod
+    def for_preset(cls, preset: Preset) -> tuple[DinoWMConfig, TrainConfig]:
+        """In full size the original's predictor on features of natural images; small ones on pixels."""
+        if preset.size == "full":
+            train = TrainConfig(20_000, lr=5e-4, weight_decay=0.0, warmup_steps=300)
+            return cls(FEATURES, preset.image_size, action_dim=preset.action_dim), preset.at_its_pace(train)
+        cells, predictor, train = {
+            "debug": (2, PredictorConfig(1, 2, 8, 32), TrainConfig(8, batch_size=4, lr=1e-3, warmup_steps=2)),
+            "compact": (7, PredictorConfig(2, 4, 16, 128), TrainConfig(2000, batch_size=64, lr=1e-3, warmup_steps=100)),
+        }[preset.size]
+        small = cls(None, preset.image_size, 14, cells, predictor, action_dim=preset.action_dim)
+        return small, preset.at_its_pace(train)
+
+    def build(self, facts: DataFacts) -> DinoWM:
+        return DinoWM(self, facts)
+
+    def rows(self) -> dict[str, str]:
+        count, cells = (self.image_size // self.patch_size) ** 2, self.patch_cells
+        pixels = f"none: {count} patches of {self.image_size} px frames, averaged over {cells} x {cells} cells"
+        predictor = f"{self.predictor.depth} layers over the tokens of {self.history} frames"
+        return {"features": self.features or pixels, "predictor": predictor}
+
+
+# Of ImageNet, on the grid of the original's DINOv2-S: 14 x 14 tokens of 112 numbers.
+FEATURES = "efficientnet-lite0"
+
+# -- the method ----------------------------------------------------------------------------------------------------
+
+
+class DinoWM(Method):
+    """A world model over the tokens of a frozen encoder. Planning sees the D numbers of a frame as one embedding."""
+
+    settings: DinoWMConfig
+
+    def __init__(self, settings: DinoWMConfig, facts: DataFacts | None = None) -> None:
+        super().__init__(settings, facts)
+        if settings.features:
+            self.frozen_encoder = frozen_encoder(settings.features, self.facts.encoder)
+            self.eyes, shape = self.frozen_encoder.module, self.frozen_encoder.shape
+        else:
+            shape = ((settings.image_size // settings.patch_size) ** 2, 3 * settings.patch_cells**2)
+        if len(shape) not in (1, 2):
+            raise ConfigError(f"method.features: {settings.features} gives features {shape}, not tokens (N, F).")
+        self.tokens, self.token_width = (1, *shape)[-2:]
+        self.predictor = TokenPredictor(
+            settings.history,
+            self.tokens,
+            self.token_width,
+            settings.frame_skip * settings.action_dim,
+            settings.action_width,
+            settings.predictor,
+        )
+
+    @property
+    def history(self) -> int:
+        return self.settings.history
+
+    @property
+    def image_size(self) -> int:
+        return self.frozen_encoder.image_size if self.settings.features else self.settings.image_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.predictor.positions.device
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def losses(self, batch: Batch, draws: dict[str, torch.Tensor], peers: Peers) -> Losses:
+        """Squared error of every frame but the first, each predicted from those before it in the window."""
+        del draws, peers
+        if batch.features is not None:
+            z_BTNF = self._as_tokens(batch.features)
+        else:
+            assert batch.pixels is not None
+            z_BTNF = self.see(batch.pixels)
+        actions_BTA = self.normalise_actions(batch.actions)
+        error = F.mse_loss(self.predictor(z_BTNF[:, :-1], actions_BTA[:, :-1]).float(), z_BTNF[:, 1:])
+        return Losses(error, {"prediction": error})
+
+    @torch.no_grad()
+    def see(self, pixels: torch.Tensor) -> torch.Tensor:
+        """uint8 frames (..., R, R, 3) -> tokens (..., N, F), float32."""
+        self.check_frames(pixels)
+        if not self.settings.features:
+            return pixel_tokens(pixels, self.settings.patch_size, self.settings.patch_cells)
+        leading = pixels.shape[:-3]
+        return self._as_tokens(self.frozen_encoder(pixels.flatten(0, -4)).unflatten(0, leading))
+
+    def _as_tokens(self, features: torch.Tensor) -> torch.Tensor:
+        """Features (..., N, F), or (..., F) of encoders that give one token, -> (..., N, F)."""
+        return features.float() if len(self.frozen_encoder.shape) == 2 else features.float().unsqueeze(-2)
+
+    def frozen(self) -> tuple[nn.Module, ...]:
+        return (self.eyes,) if self.settings.features else ()
+
+    def compiled(self, compile: Callable[[Any], Any]) -> Self:
+        fast = view(self)
+        fast.predictor = self.predictor.compiled(compile)
+        return fast
+
+    def groups(self) -> list[Group]:
+        return blocks_apart(self)
+
+    # -- planning --------------------------------------------------------------------------------------------------
+
+    def rollout(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor:
+        """Imagine S futures from each of B contexts: predictions (B, S, H, D). As ``planning_rollout``, step by step.
+
+        z_BTD: flattened tokens of the T real frames, oldest first.  past_BTA: the T-1 action blocks executed between
+        them.  actions_BSHA: candidate plans; their first block acts on the last real frame.
+        """
+        b, s, horizon, _ = actions_BSHA.shape
+        context = z_BTD.shape[1]
+        if past_BTA.shape[1] != context - 1:
+            raise PlanningError(
+                f"{context} frames need {context - 1} action blocks between them, got {past_BTA.shape[1]}."
+            )
+        z = z_BTD.unflatten(-1, (self.tokens, self.token_width)).repeat_interleave(s, 0)
+        actions = torch.cat([past_BTA.unsqueeze(1).expand(-1, s, -1, -1), actions_BSHA], dim=2).flatten(0, 1)
+        for end in range(context, context + horizon):
+            seen = slice(max(0, end - self.history), end)
+            z = torch.cat([z, self.predictor(z[:, seen], actions[:, seen])[:, -1:]], dim=1)
+        return z[:, context:].flatten(-2).view(b, s, horizon, -1)
+
+    def planning_encoder(self, precision: str = "auto") -> EncoderFunction:
+        """uint8 frames (..., R, R, 3) -> flattened tokens (..., D), in the precision of the features."""
+        del precision
+        return lambda pixels: self.see(pixels).flatten(-2)
+
+    def planning_rollout(self, precision: str = "auto", differentiable: bool = False) -> RolloutFunction:
+        """``rollout`` for less work, with a frozen copy of the weights.
+
+        precision: "float32", "bf16", or "auto": bf16 on CUDA.  differentiable: gradients with respect to the actions.
+        """
+        return TokenRollout(self.predictor, precision, differentiable).predictions
+
+    def planning_distances(self, precision: str = "auto", differentiable: bool = False) -> DistanceFunction:
+        """The paper's cost, after each block: mean squared differences to the goal's tokens.
+
+        Arguments as for ``planning_rollout``. Of the frames that are imagined nothing else is kept.
+        """
+        return TokenRollout(self.predictor, precision, differentiable).distances
+
+    def rollout_flops(self, context: int, horizon: int) -> int:
+        """Floating-point operations of ``rollout`` for one candidate, from so many frames over so many blocks.
+
+        Of every window as a whole, as they are counted for others: what is kept of a window buys no more search.
+        """
+        return sum(self.predictor.flops(min(end, self.history)) for end in range(context, context + horizon))
+
+
+def pixel_tokens(pixels: torch.Tensor, patch_size: int, cells: int) -> torch.Tensor:
+    """uint8 frames (..., R, R, 3) -> the colours of each patch's cells, (..., N, 3 * cells²), from -1 to 1."""
+    side, cell = pixels.shape[-2] // patch_size, patch_size // cells
+    grid = pixels.float().unflatten(-3, (side, cells, cell)).unflatten(-2, (side, cells, cell))
+    # (..., side, cells, cell, side, cells, cell, 3): a mean over cells, then patches in front of cells.
+    colours = grid.mean((-5, -2)).transpose(-4, -3)
+    return colours.flatten(-5, -4).flatten(-3) / 127.5 - 1
