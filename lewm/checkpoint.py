@@ -201,15 +201,20 @@ def resolve(source: str | Path) -> Path:
         return newest
     if len(path.parts) == 1 and path.name and not path.name.startswith("."):
         return _named(path.name)
-    if path.is_absolute() or str(source).count("/") != 1 or str(source).startswith("."):
-        raise CheckpointError(f"No model at {path}: no such folder.")
+    return from_hub(str(source), [WEIGHTS, CONFIG, ACTIONS])
+
+
+def from_hub(source: str, files: list[str]) -> Path:
+    """The folder with a Hugging Face repository's files of these names or patterns, fetched if need be."""
+    if Path(source).is_absolute() or source.count("/") != 1 or source.startswith("."):
+        raise CheckpointError(f"No model at {source}: no such folder.")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(source), allow_patterns=[WEIGHTS, CONFIG, ACTIONS]))
+        return Path(snapshot_download(source, allow_patterns=files))
     # Refused names, the hub's answers and its HTTP library's failures share no base class across versions.
     except Exception as error:
-        problem = f"{str(source)!r} is not a folder here, and could not be fetched as a Hugging Face repository"
+        problem = f"{source!r} is not a folder here, and could not be fetched as a Hugging Face repository"
         raise CheckpointError(f"{problem}: {error}") from error
 
 

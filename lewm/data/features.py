@@ -5,7 +5,7 @@
     DATASET.h5.features/NAME-DIGEST/checksums.txt    a line for each block that is finished: its number and SHA-256
 
 A block is what the encoder is given at a time. Its numbers are on disk before its checksum is, so a build that is
-killed goes on behind the last block that counts. No number is used before the checksum of its block is found to fit,
+killed goes on with the blocks that have none. No number is used before the checksum of its block is found to fit,
 which covers features.json as well.
 """
 
@@ -14,10 +14,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import math
 import os
 import re
-from collections.abc import Callable
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -34,7 +38,9 @@ FORM, VALUES, CHECKSUMS = "features.json", "features.npy", "checksums.txt"
 VERSION = 1
 DTYPES = ("<f2", "<f4")
 BLOCK_FRAMES = 128  # fills a GPU with a small encoder, and is little to do again
+READERS = min(8, os.cpu_count() or 1)  # threads that decode frames ahead of the encoder
 DIGEST_LETTERS = 16  # of the encoder's, in a folder's name
+NAME_LETTERS = 120  # the last of the encoder's, in the same: a path may be longer than a file system takes
 
 # Frames uint8 (n, R, R, 3), on the CPU -> their features (n, ...), float16 or float32.
 Encode = Callable[[torch.Tensor], torch.Tensor | Array]
@@ -89,34 +95,70 @@ def build_features(
     encode: Encode,
     on_progress: ProgressCallback | None = None,
     batch: int = BLOCK_FRAMES,
+    announce: Callable[[str], None] | None = None,
 ) -> Path:
     """Compute the features of all frames that are not there yet; returns their folder.
 
     encode: the frozen encoder; it is given ``batch`` frames at a time, so a build that goes on calls it as before.
-    on_progress: counts frames.  An interruption at any moment loses one block; two writers are kept apart.
+    on_progress: counts frames.  announce: told in a sentence how much is going to be written, and where.
+    An interruption at any moment loses a few blocks; two writers are kept apart.
     """
     folder = features_folder(store, encoder_name, encoder_digest)
     if (folder / FORM).exists() and not _missing(folder, _read_form(folder, store, encoder_name, encoder_digest)):
         return folder
     busy = f"Another process computes the features in {folder}. Wait until it is done."
-    with only_writer(folder.with_name(f"{folder.name}.lock"), busy):
-        if not (folder / FORM).exists():
-            first = _encoded(encode, store, range(min(batch, store.num_frames)))
+    with only_writer(folder.with_name(f"{folder.name}.lock"), busy), torch.no_grad():
+        begun = (folder / FORM).exists()
+        if begun:
+            form = _read_form(folder, store, encoder_name, encoder_digest)
+        else:
+            frames = range(min(batch, store.num_frames))
+            first = _checked(encode(_read(store, frames)), store, frames)
             whose = (VERSION, encoder_name, encoder_digest, store.digest)
-            _begin(folder, _Form(*whose, store.num_frames, batch, list(first.shape[1:]), first.dtype.str))
-        form = _read_form(folder, store, encoder_name, encoder_digest)
-        _fill(folder, form, lambda frames: _encoded(encode, store, frames), on_progress)
+            form = _Form(*whose, store.num_frames, batch, list(first.shape[1:]), first.dtype.str)
+        missing = _missing(folder, form)
+        _check_room(folder, form, missing)
+        if announce:
+            announce(_announcement(folder, form, missing))
+        if not begun:
+            form = _begin(folder, form)
+        _fill(folder, form, store, encode, on_progress)
     return folder
 
 
 def features_folder(store: EpisodeStore, encoder_name: str, encoder_digest: str) -> Path:
     """Where the features of a dataset by an encoder are, or would be."""
-    name = re.sub(r"[^\w.-]+", "-", encoder_name).strip("-.")
+    name = re.sub(r"[^\w.-]+", "-", encoder_name)[-NAME_LETTERS:].strip("-.")
     return store.path.with_name(f"{store.path.name}.features") / f"{name}-{encoder_digest[:DIGEST_LETTERS]}"
 
 
-def _begin(folder: Path, form: _Form) -> None:
-    """Make the folder with nothing computed yet."""
+def _check_room(folder: Path, form: _Form, missing: list[int]) -> None:
+    """Refuse to begin what the disk cannot take."""
+    needed = sum(len(form.frames_of(block)) for block in missing) * form.frame_bytes
+    free = shutil.disk_usage(folder.parent).free
+    if needed > free:
+        remedy = "Free some space, or put the dataset on a larger disk"
+        raise FileError(
+            f"The features of {form.encoder} need {_size(needed)}, but the disk of {folder.parent} has "
+            f"{_size(free)} left. {remedy}."
+        )
+
+
+def _announcement(folder: Path, form: _Form, missing: list[int]) -> str:
+    left = sum(len(form.frames_of(block)) for block in missing)
+    already = f", {form.frames - left:,} of them there already" if left < form.frames else ""
+    each = f"{' x '.join(map(str, form.shape))} {np.dtype(form.dtype).name}"
+    size = _size(left * form.frame_bytes)
+    return f"Features of {form.encoder}: {form.frames:,} frames{already}, each {each}; {size} go to {folder}."
+
+
+def _size(count: float) -> str:
+    """So many bytes, as people read them."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
+def _begin(folder: Path, form: _Form) -> _Form:
+    """Make the folder with nothing computed yet; returns the form with where its numbers begin."""
     remove(folder)  # what was killed before it knew its form
     with disk_errors(folder):
         folder.mkdir(parents=True)
@@ -126,12 +168,16 @@ def _begin(folder: Path, form: _Form) -> None:
             form = replace(form, offset=values.tell())
             values.truncate(form.place(form.frames))  # it takes room on disk as it is filled
     write_json(folder / FORM, asdict(form))
+    return form
 
 
-def _encoded(encode: Encode, store: EpisodeStore, frames: range) -> Array:
-    """Features (n, ...) of some of the stored frames, checked."""
-    with torch.no_grad():
-        given = encode(torch.from_numpy(store.read_frames(store.frame_rows[frames.start : frames.stop])))
+def _read(store: EpisodeStore, frames: range) -> torch.Tensor:
+    """Some of the stored frames, uint8 (n, R, R, 3)."""
+    return torch.from_numpy(store.read_frames(store.frame_rows[frames.start : frames.stop]))
+
+
+def _checked(given: torch.Tensor | Array, store: EpisodeStore, frames: range) -> Array:
+    """What an encoder gave for frames, (n, ...), as an array, unless it is unfit."""
     features = torch.as_tensor(given).detach().cpu()
     if features.dtype not in (torch.float16, torch.float32) or features.ndim < 2 or len(features) != len(frames):
         wanted = f"float16 or float32 of shape ({len(frames)}, ...)"
@@ -142,33 +188,78 @@ def _encoded(encode: Encode, store: EpisodeStore, frames: range) -> Array:
     return features.contiguous().numpy()
 
 
-def _fill(
-    folder: Path, form: _Form, features_of: Callable[[range], Array], on_progress: ProgressCallback | None
-) -> None:
-    finished, missing = _read_checksums(folder), _missing(folder, form)
-    with completing(folder / CHECKSUMS) as temporary:  # without the line that a kill has torn
-        temporary.write_text("".join(f"{block} {checksum}\n" for block, checksum in sorted(finished.items())))
+def _fill(folder: Path, form: _Form, store: EpisodeStore, encode: Encode, on_progress: ProgressCallback | None) -> None:
+    """Compute the missing blocks: while one is encoded, later ones are read and earlier ones written."""
+    missing = _missing(folder, form)
     done = form.frames - sum(len(form.frames_of(block)) for block in missing)
-    # Unbuffered: what a full disk does not take must not be tried again on closing.
-    with disk_errors(folder):
-        values, checksums = (folder / VALUES).open("r+b", 0), (folder / CHECKSUMS).open("ab", 0)
-    with values, checksums:
-        for block in missing:
+    with _BlockWriter(folder, form, store) as writer:
+        for block, frames in _read_ahead(store, form, missing):
             if on_progress:
                 on_progress(done, form.frames)
-            frames = form.frames_of(block)
-            features = features_of(frames)
-            if features.dtype.str != form.dtype or list(features.shape[1:]) != form.shape:
-                came = f"{features.dtype} {features.shape[1:]}, not {form.dtype} {tuple(form.shape)} as before"
-                raise DataError(f"The encoder gives {came}. Remove {folder}, and compute all of it again.")
-            with disk_errors(folder):
-                values.seek(form.place(frames.start))
-                _write(values, features.tobytes())
-                os.fsync(values.fileno())
-                _write(checksums, f"{block} {form.checksum(block, features.tobytes())}\n".encode())
+            writer.take(block, encode(frames))
             done += len(frames)
     if on_progress:
         on_progress(done, form.frames)
+
+
+def _read_ahead(store: EpisodeStore, form: _Form, blocks: list[int]) -> Iterator[tuple[int, torch.Tensor]]:
+    """The frames of blocks, in their order; as many of the next ones as there are threads are being read."""
+    pool, waiting = ThreadPoolExecutor(READERS, "reading"), deque[Future[torch.Tensor]]()
+    following = iter(blocks)
+    try:
+        for block in blocks:
+            for later in itertools.islice(following, READERS + 1 - len(waiting)):
+                waiting.append(pool.submit(_read, store, form.frames_of(later)))
+            yield block, waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class _BlockWriter(contextlib.AbstractContextManager["_BlockWriter"]):
+    """A thread that puts blocks of features on disk, each with its checksum behind it.
+
+    Whatever ends the context, what it has taken is on disk then; nothing follows a block that could not be written.
+    """
+
+    def __init__(self, folder: Path, form: _Form, store: EpisodeStore) -> None:
+        self._folder, self._form, self._store = folder, form, store
+        finished = sorted(_read_checksums(folder).items())
+        with completing(folder / CHECKSUMS) as temporary:  # without the line that a kill has torn
+            temporary.write_text("".join(f"{block} {checksum}\n" for block, checksum in finished))
+        # Unbuffered: what a full disk does not take must not be tried again on closing.
+        with disk_errors(folder):
+            self._values, self._checksums = (folder / VALUES).open("r+b", 0), (folder / CHECKSUMS).open("ab", 0)
+        self._pool, self._pending, self._failed = ThreadPoolExecutor(1, "writing"), deque[Future[None]](), False
+
+    def take(self, block: int, given: torch.Tensor | Array) -> None:
+        """Have a block written, once no more than one before it is still to be."""
+        while len(self._pending) > 1:
+            self._pending.popleft().result()
+        self._pending.append(self._pool.submit(self._write, block, given))
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        self._pool.shutdown()
+        self._values.close()
+        self._checksums.close()
+        if kind is None:  # else that is what went wrong first
+            for written in self._pending:
+                written.result()
+
+    def _write(self, block: int, given: torch.Tensor | Array) -> None:
+        if self._failed:
+            return
+        self._failed = True
+        form, features = self._form, _checked(given, self._store, self._form.frames_of(block))
+        if features.dtype.str != form.dtype or list(features.shape[1:]) != form.shape:
+            came = f"{features.dtype} {features.shape[1:]}, not {form.dtype} {tuple(form.shape)} as before"
+            raise DataError(f"The encoder gives {came}. Remove {self._folder}, and compute all of it again.")
+        content = features.tobytes()
+        with disk_errors(self._folder):
+            self._values.seek(form.place(form.frames_of(block).start))
+            _write(self._values, content)
+            os.fsync(self._values.fileno())
+            _write(self._checksums, f"{block} {form.checksum(block, content)}\n".encode())
+        self._failed = False
 
 
 def _write(file: io.FileIO, content: bytes) -> None:
@@ -240,23 +331,22 @@ class _FeatureFile:
             if not self._sound[block]:  # two threads may both look, and find the same
                 self._check(block)
         for frame, place in zip(frames.tolist(), out, strict=True):
-            place[:] = np.frombuffer(self._read(frame, 1), self.frame_type).reshape(self.frame_shape)
+            self._read_into(place, frame)
         return out
 
     def _check(self, block: int) -> None:
         frames = self._form.frames_of(block)
-        if self._form.checksum(block, self._read(frames.start, len(frames))) != self._checksums[block]:
+        numbers = np.empty((len(frames), *self.frame_shape), self.frame_type)
+        self._read_into(numbers, frames.start)
+        if self._form.checksum(block, numbers.tobytes()) != self._checksums[block]:
             problem = f"the features of frames {frames.start} to {frames.stop - 1} are not those that were computed"
             raise DataError(f"{self.path} is damaged: {problem}. Remove {self._folder}, and compute them again.")
         self._sound[block] = True
 
-    def _read(self, frame: int, count: int) -> bytes:
-        """The bytes of so many frames."""
-        size = count * self._form.frame_bytes
-        content = os.pread(self._values.fileno(), size, self._form.place(frame))
-        if len(content) != size:
+    def _read_into(self, numbers: Array, frame: int) -> None:
+        """The features from a frame on, as many as fit."""
+        if os.preadv(self._values.fileno(), [numbers.data], self._form.place(frame)) != numbers.nbytes:
             raise DataError(f"{self.path} has lost its end. Remove {self._folder}, and compute the features again.")
-        return content
 
 
 def _read_form(folder: Path, store: EpisodeStore, encoder_name: str, encoder_digest: str) -> _Form:

@@ -74,14 +74,21 @@ def open_dataset(config: Config) -> Dataset:
     inputs, store = config.method.inputs(), EpisodeStore(config.data)
     store.check_environment(config.env, inputs.action_dim)
     encoder = frozen_encoder(inputs.features) if inputs.features else None
-    size = encoder.image_size if encoder else inputs.image_size
-    if size not in (None, store.resolution):
-        looks = inputs.features or "the model"
-        raise DataError(
-            f"{config.data} has frames of {store.resolution} pixels, but {looks} takes {size}. Collect at that "
-            "resolution, or choose another encoder with --method.encoder.image-size or --method.features."
-        )
+    _check_size(config, store.resolution, encoder)
     return Dataset(store, *split_episodes(store.num_episodes, config.loader.val_fraction), encoder)
+
+
+def _check_size(config: Config, found: int, encoder: FrozenEncoder | None) -> None:
+    """Refuse frames of another size than what looks at them takes."""
+    taken = encoder.image_size if encoder else config.method.inputs().image_size
+    if taken in (None, found):
+        return
+    looks = encoder.name if encoder else "the model"
+    remedy = f"--method.features {encoder.for_frames(found)}" if encoder else "--method.encoder.image-size"
+    raise DataError(
+        f"{config.data} has frames of {found} pixels, but {looks} takes {taken}. Collect at that resolution, or choose "
+        f"another encoder with {remedy}."
+    )
 
 
 def compute_features(dataset: Dataset, device: torch.device, note: Callable[[str], None]) -> None:
@@ -96,7 +103,8 @@ def compute_features(dataset: Dataset, device: torch.device, note: Callable[[str
             note(f"Features of {encoder.name}: {done:,} of {total:,} frames.")
             told = time.monotonic()
 
-    build_features(dataset.store, encoder.name, encoder.digest, lambda frames: encoder(frames.to(device)), on_progress)
+    whose = encoder.name, encoder.digest
+    build_features(dataset.store, *whose, lambda frames: encoder.kept(frames.to(device)), on_progress, announce=note)
 
 
 def load_windows(config: Config, dataset: Dataset, device: torch.device) -> TrainingData:

@@ -212,7 +212,7 @@ def test_a_full_disk_is_named_and_what_is_there_counts(store: EpisodeStore) -> N
         "with EpisodeStore",
         "import resource; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "features._begin = (lambda begin: lambda *arguments: (begin(*arguments), resource.setrlimit("
-        "resource.RLIMIT_FSIZE, (128 + 50 * 12, resource.RLIM_INFINITY))))(features._begin)\nwith EpisodeStore",
+        "resource.RLIMIT_FSIZE, (128 + 50 * 12, resource.RLIM_INFINITY)))[0])(features._begin)\nwith EpisodeStore",
     )
     command = [sys.executable, "-c", code, str(store.path), str(Path(__file__).parent), "", "0"]
     done = subprocess.run(command, capture_output=True, text=True)
