@@ -8,13 +8,16 @@ from the mean squared difference between the tokens of the last imagined frame a
 The tokens are features: of an encoder of images in general, as in the paper, or those of another model here. Without
 one they are pixels: the method then runs anywhere, and says so.
 
-Departures from the original: windows are predicted without proprioception, and the recipe is for runs of minutes.
+Departures from the original: there is no proprioception, the recipe is for runs of minutes, and features are divided
+by a constant. The predictor ends in a LayerNorm, as the original's, so that its answers begin at a size of about 1.
+DINOv2's tokens have that size, those of other encoders would be out of reach.
 
 Shapes: B batch, T frames of a window, N tokens of a frame, F numbers of a token, A action block, D = N * F.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -26,7 +29,7 @@ from torch import nn
 from lewm.config import MethodConfig, PredictorConfig, Preset, TrainConfig
 from lewm.errors import ConfigError, PlanningError
 from lewm.methods.base import Group, Method, blocks_apart
-from lewm.methods.frozen import frozen_encoder
+from lewm.methods.frozen import EFFICIENTNET, frozen_encoder
 from lewm.model.token_predictor import TokenPredictor
 from lewm.model.token_rollout import TokenRollout
 from lewm.model.view import view
@@ -70,7 +73,7 @@ class DinoWMConfig(MethodConfig):
         """In full size the original's predictor on features of natural images; small ones on pixels."""
         if preset.size == "full":
             train = TrainConfig(20_000, lr=5e-4, weight_decay=0.0, warmup_steps=300)
-            return cls(FEATURES, preset.image_size, action_dim=preset.action_dim), preset.at_its_pace(train)
+            return cls(EFFICIENTNET, preset.image_size, action_dim=preset.action_dim), preset.at_its_pace(train)
         cells, predictor, train = {
             "debug": (2, PredictorConfig(1, 2, 8, 32), TrainConfig(8, batch_size=4, lr=1e-3, warmup_steps=2)),
             "compact": (7, PredictorConfig(2, 4, 16, 128), TrainConfig(2000, batch_size=64, lr=1e-3, warmup_steps=100)),
@@ -81,15 +84,17 @@ class DinoWMConfig(MethodConfig):
     def build(self, facts: DataFacts) -> DinoWM:
         return DinoWM(self, facts)
 
+    @property
+    def needs_background(self) -> bool:
+        """A frame of the data shows of what size its features are."""
+        return self.features is not None
+
     def rows(self) -> dict[str, str]:
         count, cells = (self.image_size // self.patch_size) ** 2, self.patch_cells
         pixels = f"none: {count} patches of {self.image_size} px frames, averaged over {cells} x {cells} cells"
         predictor = f"{self.predictor.depth} layers over the tokens of {self.history} frames"
         return {"features": self.features or pixels, "predictor": predictor}
 
-
-# Of ImageNet, on the grid of the original's DINOv2-S: 14 x 14 tokens of 112 numbers.
-FEATURES = "efficientnet-lite0"
 
 # -- the method ----------------------------------------------------------------------------------------------------
 
@@ -98,6 +103,7 @@ class DinoWM(Method):
     """A world model over the tokens of a frozen encoder. Planning sees the D numbers of a frame as one embedding."""
 
     settings: DinoWMConfig
+    scale: torch.Tensor  # by which features are divided; part of the model
 
     def __init__(self, settings: DinoWMConfig, facts: DataFacts | None = None) -> None:
         super().__init__(settings, facts)
@@ -117,6 +123,15 @@ class DinoWM(Method):
             settings.action_width,
             settings.predictor,
         )
+        self.register_buffer("scale", torch.tensor(self._size_of_features()))
+
+    def _size_of_features(self) -> float:
+        """The size of a number in the largest token of a frame without what moves; 1 where none is known."""
+        if not self.settings.features or self.facts.background is None:
+            return 1.0
+        tokens_NF = self._as_tokens(self.frozen_encoder(torch.from_numpy(self.facts.background)[None])[0])
+        largest = tokens_NF.square().mean(-1).max().sqrt().clamp_min(2.0**-100).item()
+        return 2.0 ** round(math.log2(largest))  # a power of two, so that dividing by it rounds nothing
 
     @property
     def history(self) -> int:
@@ -136,7 +151,7 @@ class DinoWM(Method):
         """Squared error of every frame but the first, each predicted from those before it in the window."""
         del draws, peers
         if batch.features is not None:
-            z_BTNF = self._as_tokens(batch.features)
+            z_BTNF = self._as_tokens(batch.features) / self.scale
         else:
             assert batch.pixels is not None
             z_BTNF = self.see(batch.pixels)
@@ -151,11 +166,12 @@ class DinoWM(Method):
         if not self.settings.features:
             return pixel_tokens(pixels, self.settings.patch_size, self.settings.patch_cells)
         leading = pixels.shape[:-3]
-        return self._as_tokens(self.frozen_encoder(pixels.flatten(0, -4)).unflatten(0, leading))
+        return self._as_tokens(self.frozen_encoder(pixels.flatten(0, -4)).unflatten(0, leading)) / self.scale
 
     def _as_tokens(self, features: torch.Tensor) -> torch.Tensor:
         """Features (..., N, F), or (..., F) of encoders that give one token, -> (..., N, F)."""
-        return features.float() if len(self.frozen_encoder.shape) == 2 else features.float().unsqueeze(-2)
+        tokens = features.float()
+        return tokens if len(self.frozen_encoder.shape) == 2 else tokens.unsqueeze(-2)
 
     def frozen(self) -> tuple[nn.Module, ...]:
         return (self.eyes,) if self.settings.features else ()
