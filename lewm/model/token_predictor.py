@@ -52,8 +52,8 @@ class TokenAttention(nn.Module):
             F.scaled_dot_product_attention(query, keys[:, :, :end], values[:, :, :end], dropout_p=dropout)
             for query, end in zip(queries.split(n, dim=2), ends, strict=True)
         ]
-        x = torch.stack(answers, dim=1).transpose(2, 3).flatten(-2)
-        return self.dropout(self.out(x)), known
+        x = torch.cat([answer.transpose(1, 2) for answer in answers], dim=1)  # (M, read * N, h, w)
+        return self.dropout(self.out(x.flatten(-2).unflatten(1, (read, n)))), known
 
 
 class TokenBlock(nn.Module):

@@ -12,12 +12,14 @@ Shapes as in ``token_predictor``; D = N * F is a frame's flattened tokens, M = B
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from lewm.kernels.rollout import planning_dtype
@@ -27,6 +29,13 @@ from lewm.model.token_predictor import TokenPredictor
 # What the candidates of a part may take. More would not be faster: each of their products fills a GPU.
 PART_BYTES, PART_BYTES_OF_A_CPU = 2 << 30, 1 << 28
 SHARE_OF_FREE = 16  # on CUDA at most this part of what is free: a captured search keeps its own
+# From the fastest for a few hundred tokens of 64 to the one that takes anything.
+ATTENTION_KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 STEPS_OF_A_GRADIENT = 3  # windows' worth of every layer that a gradient through a plan of usual length remembers
 
 
@@ -84,9 +93,15 @@ class TokenRollout:
         parts = -(-samples // self._most)
         episodes, size = max(1, self._most // samples), -(-samples // parts)
         rows = []
-        for some, *theirs in zip(*(t.split(episodes) for t in (actions_BSHA, *per_episode)), strict=True):
-            rows.append(torch.cat([function(*theirs, part) for part in some.split(size, dim=1)], dim=1))
+        with self._attention():
+            for some, *theirs in zip(*(t.split(episodes) for t in (actions_BSHA, *per_episode)), strict=True):
+                rows.append(torch.cat([function(*theirs, part) for part in some.split(size, dim=1)], dim=1))
         return torch.cat(rows)
+
+    def _attention(self) -> contextlib.AbstractContextManager[None]:
+        """Which kernels to prefer. What is computed again for a gradient must be by the same: there, the usual ones."""
+        choose = self._predictor.positions.is_cuda and not self._differentiable
+        return sdpa_kernel(ATTENTION_KERNELS, set_priority=True) if choose else contextlib.nullcontext()
 
     def _imagine(
         self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor
@@ -144,8 +159,11 @@ class _Product(nn.Module):
         self.register_buffer("bias", None if bias is None else F.pad(bias.detach(), (0, odd)).to(dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.to(self.weight.dtype)
-        return F.linear(F.pad(x, (0, self.odd)) if self.odd else x, self.weight, self.bias)[..., : self.width]
+        if self.odd:
+            even = x.new_zeros((*x.shape[:-1], self.weight.shape[1]), dtype=self.weight.dtype)
+            even[..., : -self.odd] = x
+            x = even
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)[..., : self.width]
 
 
 def _replace_linears(module: nn.Module, dtype: torch.dtype) -> None:
