@@ -36,6 +36,7 @@ ATTENTION_KERNELS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+GRAIN = 8  # rows of bfloat16 are to begin on multiples of 16 bytes
 STEPS_OF_A_GRADIENT = 3  # windows' worth of every layer that a gradient through a plan of usual length remembers
 
 
@@ -144,16 +145,15 @@ class TokenRollout:
 
 
 class _Product(nn.Module):
-    """A linear layer in another type, with sizes that the libraries' fast products want; its answers are as wide."""
+    """A linear layer in another type, whose weights have the sizes that fast products want; its answers are as wide."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
-        grain = 8 if linear.weight.is_cuda else 1  # rows of bfloat16 are to begin on multiples of 16 bytes
-        self.width, self.odd = linear.out_features, -linear.in_features % grain
-        odd = -self.width % grain
+        self.width, self.odd = linear.out_features, -linear.in_features % GRAIN
+        odd = -self.width % GRAIN
         self.register_buffer("weight", F.pad(linear.weight.detach(), (0, self.odd, 0, odd)).to(dtype))
         bias = linear.bias
         self.register_buffer("bias", None if bias is None else F.pad(bias.detach(), (0, odd)).to(dtype))
