@@ -79,7 +79,7 @@ class Batch:
     """Windows cut from episodes, as a method's losses consume them. See ``data/windows.py`` for the alignment.
 
     actions: raw primitive actions, float32 (B, T, K, action_dim).  pixels: uint8 (B, T, R, R, 3).
-    features: of a frozen encoder, (B, T, ...).  proprio: float32 (B, T, P).
+    features: of a frozen encoder, (B, T, ...), float32, or float16 where it gives tokens.  proprio: float32 (B, T, P).
     goals: by name, uint8 (B, R, R, 3), or features (B, ...) where windows hold features.
     steps: by name, rows from the anchor frame to that goal, int64 (B,); 0: it is reached, -1: a random one.
     What a method does not ask for is None or empty.

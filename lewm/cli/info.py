@@ -59,6 +59,7 @@ def model(source: str) -> dict[str, str]:
 
 def dataset(path: Path) -> dict[str, str]:
     """A dataset, opened with all its checks."""
+    from lewm.data.proprio import PROPRIO, describe_proprio
     from lewm.data.stats import action_stats
     from lewm.data.store import EpisodeStore
 
@@ -71,8 +72,9 @@ def dataset(path: Path) -> dict[str, str]:
             "rows": f"{store.num_rows:,}",
             "frames": f"{store.num_frames:,} of {store.resolution} px",
             "actions": f"{store.action_dim} numbers; {_stats(action_stats(store.actions))}",
+            PROPRIO: describe_proprio(store),
         }
-        others = {name: value for name, value in store.attributes.items() if name != "environment" and value != ""}
+        others = {name: value for name, value in store.attributes.items() if name not in rows and value != ""}
         rows |= {str(name): str(value) for name, value in others.items()}
     return rows
 

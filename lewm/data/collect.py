@@ -22,9 +22,10 @@ import numpy as np
 from lewm.config import CollectConfig
 from lewm.data.formats.demonstrations import demonstrations_digest, load_demonstrations, locate_demonstrations
 from lewm.data.generate import HELD_OUT_SEED, generate_episode
+from lewm.data.proprio import PROPRIO, named
 from lewm.data.store import Attributes, EpisodeStore, merge_files, write_episodes
 from lewm.envs.base import WorldEnv
-from lewm.envs.registry import EnvEntry, env_entry, make_env, make_expert, make_mistaken
+from lewm.envs.registry import EnvEntry, env_entry, env_type, make_env, make_expert, make_mistaken
 from lewm.envs.workers import Worker, know_env, wait_for_answers
 from lewm.errors import DataError, EnvError
 from lewm.files import DATASET, check_output, only_writer
@@ -142,6 +143,7 @@ class _Collection:
             "frame_stride": settings.frame_stride,
             "exploration": settings.exploration,
             "mistakes": settings.mistakes,
+            PROPRIO: named(env_type(self.entry.name).proprio_names),
         }
 
     def path(self, part: range) -> Path:
@@ -172,8 +174,9 @@ class _Collection:
     def episodes_in(self, path: Path) -> int:
         """How many a file has; one that was collected with other settings is refused."""
         with EpisodeStore(path) as store:
-            # What files of earlier versions do not have.
+            # What files of earlier versions do not have. To them, all of the state was proprioception.
             absent = {"demonstrations": "", "frame_stride": 1, "exploration": 0.0, "mistakes": 0.0}
+            absent[PROPRIO] = named(env_type(self.entry.name).state_names)
             found_attributes = {**absent, **store.attributes}
             for name, value in self.attributes.items():
                 found = found_attributes.get(name)

@@ -154,7 +154,10 @@ def _announcement(folder: Path, form: _Form, missing: list[int]) -> str:
 
 def _size(count: float) -> str:
     """So many bytes, as people read them."""
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if count >= factor:
+            return f"{count / factor:,.1f} {unit}"
+    return f"{count / 1e3:,.1f} kB"
 
 
 def _begin(folder: Path, form: _Form) -> _Form:

@@ -37,8 +37,9 @@ def generate_episode(
     ``exploration``, ``mistakes``: the expert wanders off, or is mistaken, for up to this share of the time.
 
     Returns columns of L = steps + 1 rows: action float32 (L, action_dim), the last one NaN because none was taken
-    there; state float64 and proprio float32, both (L, state_dim); success uint8 (L,). And pixels uint8 (F, R, R, 3) of
-    the steps frame_step int64 (F,): all, or every ``frame_stride``th from a random one on. Neither if not ``draw``.
+    there; state float64 (L, state_dim); proprio float32 (L, P), if the environment says what its agent senses; success
+    uint8 (L,). And pixels uint8 (F, R, R, 3) of the steps frame_step int64 (F,): all, or every ``frame_stride``th from
+    a random one on. Neither if not ``draw``.
     """
     demonstration = None
     if demonstrations is not None:
@@ -56,12 +57,9 @@ def generate_episode(
         start, goal = expert.begin(env.state, env.goal)
         env.reset(options={"state": start, "goal": goal})
         state, action = _run_episode(env, expert, env_entry(env_name).episode_steps)
-        columns = {
-            "action": action,
-            "proprio": state.astype(np.float32),
-            "state": state,
-            "success": env.is_success(state, env.goal).astype(np.uint8),
-        }
+        sensed = {"proprio": env.proprio(state).astype(np.float32)} if env.proprio_names else {}
+        success = env.is_success(state, env.goal).astype(np.uint8)
+        columns = {"action": action, **sensed, "state": state, "success": success}
         if not draw:
             return columns
         phase = int(stream(seed, index, _PHASE).integers(frame_stride))

@@ -4,7 +4,7 @@ One dataset per column over the rows of all episodes, N rows and E episodes in a
 
     pixels       uint8    (N, R, R, 3)       gzip, one chunk per frame
     action       float32  (N, action_dim)    taken at this row; NaN in the last row of each episode
-    proprio      float32  (N, ...)           what the agent senses of itself
+    proprio      float32  (N, P)             what the agent senses of itself: the attribute of that name says what
     state        float64  (N, state_dim)     the environment's full state: for evaluation, never for training
     success      uint8    (N,)               whether this state counts as the goal of its episode; likewise
     episode_idx  int64    (N,)

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from lewm.data.goals import Goals
+from lewm.data.proprio import read_proprio
 from lewm.data.store import EpisodeStore
 from lewm.errors import ConfigError, DataError
 from lewm.rng import stream
@@ -65,7 +66,7 @@ class Windows:
             raise DataError(f"{store.path}: {problem}. Use a smaller history or frame_skip.")
         self.skipped = sum(len(episode) == 0 for episode in starts)
         self._actions = np.where(np.isfinite(store.actions), store.actions, np.float32(0))
-        self._proprio = _read_proprio(store) if inputs.proprio else None
+        self._proprio = read_proprio(store) if inputs.proprio else None
         self._goals = Goals(store, ids, inputs)
 
     def __len__(self) -> int:
@@ -124,19 +125,6 @@ def _check_inputs(inputs: Inputs, store: EpisodeStore) -> None:
         raise ConfigError(f"The anchor must be one of a window's {inputs.frames} frames, got {inputs.anchor}.")
     if inputs.goals and not _shows(inputs):
         raise ConfigError(f"The goals {', '.join(inputs.goals)} are frames, but the method asks for no pixels.")
-
-
-def _read_proprio(store: EpisodeStore) -> Array:
-    """What the agent senses of itself at every row, float32 (N, P)."""
-    if "proprio" not in store.columns:
-        problem = f"has no column 'proprio', which the method reads, only {', '.join(store.columns)}"
-        raise DataError(f"{store.path} {problem}. Choose other data.")
-    proprio = store.read_column("proprio").reshape(store.num_rows, -1).astype(np.float32)
-    missing = ~np.isfinite(proprio[store.frame_rows]).all(axis=1)
-    if missing.any():
-        row = store.frame_rows[np.argmax(missing)]
-        raise DataError(f"{store.path} has no finite proprio at row {row}. Repair it, or drop its episode.")
-    return proprio
 
 
 def _window_starts(store: EpisodeStore, episode: int, size: int) -> Array:

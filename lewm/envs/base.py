@@ -47,9 +47,9 @@ class Intervention:
 class WorldEnv(gymnasium.Env[Array, Array]):
     """A world with a state that can be read, set and drawn, and a goal that is one of its states.
 
-    A subclass gives ``state_names``, ``objects`` (the names of what interventions may change), a float64
-    ``state_space`` and a float32 ``action_space``, and implements the abstract methods; checking, clipping, observing
-    and rewarding happen here, once.
+    A subclass gives ``state_names``, ``proprio_names`` (those of them that the agent senses of itself), ``objects``
+    (the names of what interventions may change), a float64 ``state_space`` and a float32 ``action_space``, and
+    implements the abstract methods; checking, clipping, observing and rewarding happen here, once.
 
     ## Arguments
     * ``resolution``: frames are (resolution, resolution, 3).
@@ -59,6 +59,7 @@ class WorldEnv(gymnasium.Env[Array, Array]):
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (Gymnasium's)
     state_names: ClassVar[tuple[str, ...]]
+    proprio_names: ClassVar[tuple[str, ...]] = ()
     objects: ClassVar[tuple[str, ...]] = ()
     action_space: Box
 
@@ -146,6 +147,11 @@ class WorldEnv(gymnasium.Env[Array, Array]):
                     self.paint(intervention.object, intervention.colour)
                 if intervention.position is not None:
                     self.teleport(intervention.object, intervention.position)
+
+    @classmethod
+    def proprio(cls, states: Array) -> Array:
+        """What the agent senses of itself in states (..., state_dim), without the world around it: (..., P). Pure."""
+        return np.asarray(states)[..., [cls.state_names.index(name) for name in cls.proprio_names]]
 
     def set_state(self, state: Array) -> None:
         """Put the world into a state (state_dim,), as one that ``state`` returned."""

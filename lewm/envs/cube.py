@@ -113,6 +113,11 @@ class Cube(MujocoEnv):
         *(f"{name}_velocity" for name in MOTIONS),
         *("effector_x", "effector_y", "effector_z", "effector_yaw", "gripper_closed", "gripper_contact"),
     )
+    # Without the contact, which a state that is set cannot bring back: an episode's first frame would not have it.
+    proprio_names = (
+        *(*JOINTS, *(f"{name}_velocity" for name in JOINTS)),
+        *("effector_x", "effector_y", "effector_z", "effector_yaw", "gripper_closed"),
+    )
     objects = ("cube",)
     camera = "front_pixels"
     object_geoms = {"cube": ("object_0",)}  # noqa: RUF012

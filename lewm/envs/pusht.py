@@ -181,6 +181,7 @@ class PushT(WorldEnv):
     """
 
     state_names = ("agent_x", "agent_y", "block_x", "block_y", "block_angle", "agent_vx", "agent_vy")
+    proprio_names = ("agent_x", "agent_y")
     objects = ("agent", "block", "target")
 
     def __init__(

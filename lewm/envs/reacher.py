@@ -77,6 +77,7 @@ class Reacher(MujocoEnv):
     """
 
     state_names = ("shoulder", "wrist", "shoulder_velocity", "wrist_velocity")
+    proprio_names = state_names
     objects = ("arm", "finger")
     camera = "fixed"
     object_geoms = {"arm": ("arm", "hand"), "finger": ("finger",)}  # noqa: RUF012

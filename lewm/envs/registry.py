@@ -8,6 +8,7 @@ what they register is known to every command and its processes.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,16 @@ def make_env(name: str, resolution: int = 224, obs_type: ObsType = "state") -> W
     """A new environment without Gymnasium's wrappers."""
     entry = env_entry(name)
     return _load(entry, entry.entry_point)(resolution=resolution, obs_type=obs_type)
+
+
+def env_type(name: str) -> type[WorldEnv]:
+    """The class of an environment."""
+    entry = env_entry(name)
+    made = _load(entry, entry.entry_point)
+    if isinstance(made, type):
+        return made
+    with contextlib.closing(make_env(name)) as env:  # a function makes it
+        return type(env)
 
 
 def make_expert(name: str, rng: np.random.Generator, demonstration: Demonstration | None = None) -> Expert:

@@ -87,6 +87,7 @@ class TwoRoom(WorldEnv):
     """
 
     state_names = ("agent_x", "agent_y")
+    proprio_names = state_names
     objects = ("agent",)
 
     def __init__(

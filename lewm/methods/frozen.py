@@ -69,6 +69,7 @@ class FrozenEncoder:
     @torch.no_grad()
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """Frames uint8 (N, R, R, 3), on its device -> features float32 (N, *shape)."""
+        # Tokens of float16 differ from those of float32 by 0.1 to 0.5 % of their spread, of bfloat16 by up to 5.6 %.
         narrow = self.half and pixels.is_cuda
         with torch.autocast("cuda", torch.float16) if narrow else contextlib.nullcontext():
             return cast(_Encodes, self.module).encode(pixels).float()

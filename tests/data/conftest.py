@@ -46,7 +46,7 @@ def write_tiny(tmp_path: Path) -> Callable[..., Path]:
         lengths: Sequence[int], name: str = "tiny.h5", stride: int = 1, phases: Sequence[int] | None = None
     ) -> Path:
         path = tmp_path / name
-        attributes = {"environment": "lewm/Tiny-v0", "seed": 3, "frame_stride": stride}
+        attributes = {"environment": "lewm/Tiny-v0", "seed": 3, "frame_stride": stride, "proprio": "row"}
         write_episodes(path, numbered_episodes(lengths, stride, phases), attributes)
         return path
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -223,6 +225,71 @@ def test_a_full_disk_is_named_and_what_is_there_counts(store: EpisodeStore) -> N
     build_features(store, NAME, DIGEST, encode)
     with Features(store, NAME, DIGEST) as features:
         assert (features.gather(np.arange(170)[None])[0, :, 0, 0].numpy() == np.arange(170)).all()
+
+
+def test_what_is_going_to_be_written_is_said_before(store: EpisodeStore) -> None:
+    said: list[str] = []
+    folder = features_folder(store, NAME, DIGEST)
+    build_killed(store, "write", 4)  # the numbers of the third block: each has its numbers and its checksum
+    for _ in range(2):
+        build_features(store, NAME, DIGEST, encode, batch=32, announce=said.append)
+    there = "170 frames, 64 of them there already, each 2 x 3 float16"
+    assert said == [f"Features of {NAME}: {there}; 1.3 kB go to {folder}."], "only once is there anything to do"
+
+
+def test_a_disk_without_the_room_is_refused_before_anything_is_written(
+    store: EpisodeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system says how much it has left; here 1 byte too little, and then enough."""
+    usage, needed = shutil.disk_usage(store.path.parent), 170 * 196 * 112 * 2
+    place = re.escape(str(store.path))
+
+    def tokens(frames: torch.Tensor) -> torch.Tensor:
+        return frames[:, 0, 0, :1].half().repeat(1, 196 * 112).unflatten(1, (196, 112))
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=needed - 1))
+    with pytest.raises(FileError, match=rf"need 7\.5 MB, but the disk of {place}\.features has 7\.5 MB left\. Free"):
+        build_features(store, NAME, DIGEST, tokens)
+    assert not features_folder(store, NAME, DIGEST).exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=needed))
+    build_features(store, NAME, DIGEST, tokens)
+    with Features(store, NAME, DIGEST, "disk") as features:
+        assert features.shape == (196, 112)
+        assert features.gather(np.array([[0, 169]]))[0, :, 195, 111].tolist() == [0.0, 169.0]
+
+
+def test_few_frames_and_features_are_held_at_a_time(tiny_store: TinyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk: the encoder waits for it, and frames are not read far ahead of the encoder."""
+    store = tiny_store([200])
+    reads, encoded, written = [0], [0], [0]
+    module = sys.modules["lewm.data.features"]
+    read, write = store.read_frames, module._write
+
+    def counted_read(rows: np.ndarray, *arguments: Any) -> np.ndarray:
+        reads[0] += 1
+        return read(rows, *arguments)
+
+    def slow_write(*arguments: Any) -> None:
+        time.sleep(0.005)
+        write(*arguments)
+        written[0] += 1
+
+    def counted_encode(frames: torch.Tensor) -> torch.Tensor:
+        encoded[0] += 1
+        assert reads[0] <= encoded[0] + module.READERS + 1
+        assert encoded[0] - 1 <= written[0] // 2 + 3, "one is being encoded, two are waiting to be written"
+        return encode(frames)
+
+    monkeypatch.setattr(store, "read_frames", counted_read)
+    monkeypatch.setattr(module, "_write", slow_write)
+    build_features(store, NAME, DIGEST, counted_encode, batch=8)
+    assert encoded[0] == 25 + 1
+
+
+def test_a_path_that_is_longer_than_a_name_may_be(store: EpisodeStore) -> None:
+    folder = build_features(store, f"tokens:/{'deep/' * 60}model", DIGEST, encode)
+    assert len(folder.name) < 150
+    assert folder.name.endswith(f"deep-model-{DIGEST[:16]}")
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------

@@ -350,7 +350,7 @@ def test_merged_parts_are_the_file_that_would_have_been_written_at_once(write_ti
 
     edit(second, continue_numbering)
     merged = whole.with_name("merged.h5")
-    attributes = {"environment": "lewm/Tiny-v0", "seed": 3, "frame_stride": 1}
+    attributes = {"environment": "lewm/Tiny-v0", "seed": 3, "frame_stride": 1, "proprio": "row"}
     merge_files([first, second], merged, attributes)
     with h5py.File(whole, "r") as expected, h5py.File(merged, "r") as got:
         assert dict(got.attrs) == dict(expected.attrs)

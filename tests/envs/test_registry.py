@@ -52,6 +52,37 @@ def random_actions(env: WorldEnv, count: int, seed: int) -> np.ndarray:
     return stream(seed).uniform(env.action_space.low, env.action_space.high, (count, *env.action_space.shape))
 
 
+OF_THE_WORLD = {"pusht": ("block",), "cube": ("cube", "gripper_contact")}  # what the agent cannot sense of itself
+
+
+@ALL_ENVS
+def test_the_agent_senses_itself_and_not_the_world(name):
+    env = make_env(name, resolution=28)
+    env.reset(seed=3)
+    states = np.stack([env.state, env.state])
+    foreign = [i for i, part in enumerate(env.state_names) if part.startswith(OF_THE_WORLD.get(name, "-"))]
+    states[1, foreign] += 1.0
+    sensed = env.proprio(states)
+    assert sensed.shape == (2, len(env.proprio_names))
+    np.testing.assert_array_equal(sensed[0], sensed[1])
+    own = set(env.state_names) - {env.state_names[i] for i in foreign}
+    unseen = own - set(env.proprio_names)
+    assert unseen == ({"agent_vx", "agent_vy"} if name == "pusht" else set())
+
+
+@ALL_ENVS
+def test_what_the_agent_senses_comes_back_with_the_state(name):
+    """An evaluation begins in a recorded state, and knows no more."""
+    env = make_env(name, resolution=28)
+    env.reset(seed=4)
+    for action in random_actions(env, 8, 0):
+        env.step(action)
+    sensed, state = env.proprio(env.state), env.state
+    env.reset(seed=5)
+    env.set_state(state)
+    np.testing.assert_allclose(env.proprio(env.state), sensed, atol=1e-9)
+
+
 @ALL_ENVS
 @pytest.mark.parametrize("obs_type", ["pixels", "state"])
 @pytest.mark.filterwarnings("error")
