@@ -6,7 +6,7 @@ import os
 import time
 
 from lewm.config import Config
-from lewm.envs.registry import EnvEntry, env_entry
+from lewm.envs.registry import EnvEntry, env_entry, env_type
 from lewm.errors import PlanningError
 from lewm.evaluate.episodes import Task, run_episodes
 from lewm.evaluate.floor import random_outcomes
@@ -48,7 +48,7 @@ def evaluate(
         if on_progress and (not known or len(notes.by_place) > known):  # known plans would make time look short
             on_progress(done, total)
 
-    results = run_episodes(AgentPolicy(agent), task, report)
+    results = run_episodes(AgentPolicy(agent, env_type(config.env).proprio), task, report)
     times = Times(earlier + time.perf_counter() - started, tuple(notes.seconds))
     floor = random_outcomes(task, config.seed)
     return Evaluation(config, manifest.goal_offset, tuple(results), floor, times, device_name(method))

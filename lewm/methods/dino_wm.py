@@ -8,11 +8,15 @@ from the mean squared difference between the tokens of the last imagined frame a
 The tokens are features: of an encoder of images in general, as in the paper, or those of another model here. Without
 one they are pixels: the method then runs anywhere, and says so.
 
-Departures from the original: there is no proprioception, the recipe is for runs of minutes, and features are divided
-by a constant. The predictor ends in a LayerNorm, as the original's, so that its answers begin at a size of about 1.
-DINOv2's tokens have that size, those of other encoders would be out of reach.
+What the agent senses of itself (proprioception) can join: embedded, it stands beside every token, is predicted with it,
+and has a share in the distance.
 
-Shapes: B batch, T frames of a window, N tokens of a frame, F numbers of a token, A action block, D = N * F.
+Departures from the original: the recipe is for runs of minutes, and features are divided by a constant. The predictor
+ends in a LayerNorm, as the original's, so that its answers begin at a size of about 1. DINOv2's tokens have that size,
+those of other encoders would be out of reach.
+
+Shapes: B batch, T frames of a window, N tokens of a frame, F numbers of a token, with those of proprioception, of which
+an agent senses P; A action block, D = N * F.
 """
 
 from __future__ import annotations
@@ -50,6 +54,9 @@ class DinoWMConfig(MethodConfig):
     patch_cells: int = 7  # A patch is averaged over so many times so many cells.
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
     action_width: int = 10  # Numbers that an action block becomes; they join every token.
+    proprio: bool = False  # Whether it reads what the agent senses of itself.
+    proprio_width: int = 10  # Numbers that this becomes; they join every token.
+    proprio_weight: float = 1.0  # Alpha, of its distance; that of what is seen has weight 1.
     history: int = 3  # Frames the predictor sees.
     frame_skip: int = 5  # Environment steps, and so primitive actions, from one frame to the next.
     action_dim: int = 2  # Size of a primitive action.
@@ -57,7 +64,8 @@ class DinoWMConfig(MethodConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_positive("image_size", "patch_size", "patch_cells", most=4096)
-        self._check_positive("action_width", most=1 << 16)
+        self._check_positive("action_width", "proprio_width", most=1 << 16)
+        self._require(self.proprio_weight >= 0, "proprio_weight", "at least 0")
         self._check_positive("history", "frame_skip", "action_dim", most=1000)
         self._require(self.image_size % self.patch_size == 0, "image_size", f"a multiple of {self.patch_size} (patch)")
         fits = self.patch_size % self.patch_cells == 0
@@ -66,7 +74,7 @@ class DinoWMConfig(MethodConfig):
     def inputs(self) -> Inputs:
         """Windows of ``history`` frames and the one after them."""
         size = None if self.features else self.image_size
-        return Inputs(self.history + 1, self.frame_skip, self.action_dim, size, self.features)
+        return Inputs(self.history + 1, self.frame_skip, self.action_dim, size, self.features, self.proprio)
 
     @classmethod
     def for_preset(cls, preset: Preset) -> tuple[DinoWMConfig, TrainConfig]:
@@ -93,7 +101,8 @@ class DinoWMConfig(MethodConfig):
         count, cells = (self.image_size // self.patch_size) ** 2, self.patch_cells
         pixels = f"none: {count} patches of {self.image_size} px frames, averaged over {cells} x {cells} cells"
         predictor = f"{self.predictor.depth} layers over the tokens of {self.history} frames"
-        return {"features": self.features or pixels, "predictor": predictor}
+        sensed = f"weight {self.proprio_weight:g}" if self.proprio else "none"
+        return {"features": self.features or pixels, "proprioception": sensed, "predictor": predictor}
 
 
 # -- the method ----------------------------------------------------------------------------------------------------
@@ -104,6 +113,8 @@ class DinoWM(Method):
 
     settings: DinoWMConfig
     scale: torch.Tensor  # by which features are divided; part of the model
+    proprio_mean: torch.Tensor
+    proprio_std: torch.Tensor
 
     def __init__(self, settings: DinoWMConfig, facts: DataFacts | None = None) -> None:
         super().__init__(settings, facts)
@@ -114,7 +125,10 @@ class DinoWM(Method):
             shape = ((settings.image_size // settings.patch_size) ** 2, 3 * settings.patch_cells**2)
         if len(shape) not in (1, 2):
             raise ConfigError(f"method.features: {settings.features} gives features {shape}, not tokens (N, F).")
-        self.tokens, self.token_width = (1, *shape)[-2:]
+        self.tokens, self.seen_width = (1, *shape)[-2:]
+        self.token_width = self.seen_width
+        if settings.proprio:
+            self._build_proprio()
         self.predictor = TokenPredictor(
             settings.history,
             self.tokens,
@@ -132,6 +146,16 @@ class DinoWM(Method):
         tokens_NF = self._as_tokens(self.frozen_encoder(torch.from_numpy(self.facts.background)[None])[0])
         largest = tokens_NF.square().mean(-1).max().sqrt().clamp_min(2.0**-100).item()
         return 2.0 ** round(math.log2(largest))  # a power of two, so that dividing by it rounds nothing
+
+    def _build_proprio(self) -> None:
+        stats = self.facts.proprio
+        if stats is None or not stats.mean:
+            problem = "method.proprio asks for what the agent senses of itself, and nothing is known of it"
+            raise ConfigError(f"{problem}. Train on a dataset that has it, or without.")
+        self.proprio_embedder = nn.Linear(len(stats.mean), self.settings.proprio_width)
+        self.token_width += self.settings.proprio_width
+        self.register_buffer("proprio_mean", torch.tensor(stats.mean), persistent=False)
+        self.register_buffer("proprio_std", torch.tensor(stats.std), persistent=False)
 
     @property
     def history(self) -> int:
@@ -155,9 +179,18 @@ class DinoWM(Method):
         else:
             assert batch.pixels is not None
             z_BTNF = self.see(batch.pixels)
+        if self.settings.proprio:
+            z_BTNF = self.joined(z_BTNF, batch.proprio)
         actions_BTA = self.normalise_actions(batch.actions)
-        error = F.mse_loss(self.predictor(z_BTNF[:, :-1], actions_BTA[:, :-1]).float(), z_BTNF[:, 1:])
+        predicted_BTNF = self.predictor(z_BTNF[:, :-1], actions_BTA[:, :-1]).float()
+        error = F.mse_loss(predicted_BTNF, z_BTNF[:, 1:].detach())
         return Losses(error, {"prediction": error})
+
+    def joined(self, z_BTNF: torch.Tensor, proprio: torch.Tensor | None) -> torch.Tensor:
+        """Tokens (..., N, F) with the embedding of proprioception (..., P) beside each, (..., N, F + E)."""
+        assert proprio is not None
+        embedded = self.proprio_embedder((proprio - self.proprio_mean) / self.proprio_std)
+        return torch.cat([z_BTNF, embedded.float().unsqueeze(-2).expand(*z_BTNF.shape[:-1], -1)], dim=-1)
 
     @torch.no_grad()
     def see(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -206,9 +239,14 @@ class DinoWM(Method):
         return z[:, context:].flatten(-2).view(b, s, horizon, -1)
 
     def planning_encoder(self, precision: str = "auto") -> EncoderFunction:
-        """uint8 frames (..., R, R, 3) -> flattened tokens (..., D), in the precision of the features."""
+        """uint8 frames (..., R, R, 3), and proprioception (..., P) if it is read -> flattened tokens (..., D).
+
+        In the precision of the features, whatever the one that is asked for.
+        """
         del precision
-        return lambda pixels: self.see(pixels).flatten(-2)
+        if not self.settings.proprio:
+            return lambda pixels: self.see(pixels).flatten(-2)
+        return lambda pixels, proprio: self.joined(self.see(pixels), proprio).flatten(-2)
 
     def planning_rollout(self, precision: str = "auto", differentiable: bool = False) -> RolloutFunction:
         """``rollout`` for less work, with a frozen copy of the weights.
@@ -220,9 +258,12 @@ class DinoWM(Method):
     def planning_distances(self, precision: str = "auto", differentiable: bool = False) -> DistanceFunction:
         """The paper's cost, after each block: mean squared differences to the goal's tokens.
 
-        Arguments as for ``planning_rollout``. Of the frames that are imagined nothing else is kept.
+        That of proprioception is a mean of its own, with its weight. Arguments as for ``planning_rollout``. Of the
+        frames that are imagined nothing else is kept.
         """
-        return TokenRollout(self.predictor, precision, differentiable).distances
+        sensed = self.token_width - self.seen_width
+        shares = [1 / self.seen_width] * self.seen_width + [self.settings.proprio_weight / max(1, sensed)] * sensed
+        return TokenRollout(self.predictor, precision, differentiable, shares).distances
 
     def rollout_flops(self, context: int, horizon: int) -> int:
         """Floating-point operations of ``rollout`` for one candidate, from so many frames over so many blocks.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -47,13 +47,21 @@ class TokenRollout:
         predictor: as trained; its device is the rollout's.
         precision: of the products, as ``planning_dtype`` has it; all between them is float32.
         differentiable: whether distances have gradients with respect to the actions.
+        shares: what each of a token's F numbers counts for in a distance, None: all alike, 1 / F.
     """
 
-    def __init__(self, predictor: TokenPredictor, precision: str = "auto", differentiable: bool = False) -> None:
+    def __init__(
+        self,
+        predictor: TokenPredictor,
+        precision: str = "auto",
+        differentiable: bool = False,
+        shares: Sequence[float] | None = None,
+    ) -> None:
         device, depth = predictor.positions.device, len(predictor.blocks)
         dtype = planning_dtype(precision, device)
         size = _candidate_bytes(predictor, dtype) * (STEPS_OF_A_GRADIENT * depth if differentiable else 1)
         self._most, self._differentiable = max(1, part_bytes(device) // size), differentiable
+        self._shares_F = torch.tensor(shares or [1 / predictor.features] * predictor.features, device=device)
         self._predictor = copy.deepcopy(predictor).eval().requires_grad_(False)
         for block in self._predictor.blocks:
             _replace_linears(block, dtype)
@@ -70,13 +78,14 @@ class TokenRollout:
     def distances(
         self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor, goal_BD: torch.Tensor
     ) -> torch.Tensor:
-        """Mean squared differences between the tokens of predicted frames and a goal's, (B, S, H)."""
+        """Squared differences between the tokens of predicted frames and a goal's, weighted means, (B, S, H)."""
 
         def measured(
             z_BTD: torch.Tensor, past_BTA: torch.Tensor, goal_BD: torch.Tensor, actions_BSHA: torch.Tensor
         ) -> torch.Tensor:
-            frames, goal_B1D = self._imagine(z_BTD, past_BTA, actions_BSHA), goal_BD.unsqueeze(1)
-            return torch.stack([(frame.flatten(2) - goal_B1D).square().mean(-1) for frame in frames], dim=2)
+            goal_B1NF = goal_BD.unflatten(-1, (-1, len(self._shares_F))).unsqueeze(1)
+            frames = self._imagine(z_BTD, past_BTA, actions_BSHA)
+            return torch.stack([(f - goal_B1NF).square().mean(2) @ self._shares_F for f in frames], dim=2)
 
         def part(*tensors: torch.Tensor) -> torch.Tensor:
             if not self._differentiable:

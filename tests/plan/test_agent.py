@@ -223,7 +223,7 @@ def test_the_first_decision_is_the_same_whatever_action_the_start_row_holds(
     for other in decisions[1:]:
         np.testing.assert_array_equal(decisions[0], other)
     ways_in = {*inspect.signature(Agent.reset).parameters, *inspect.signature(Agent.act).parameters}
-    assert ways_in == {"self", "goal", "episode", "frame"}, "an action could come in by another one"
+    assert ways_in == {"self", "goal", "episode", "frame", "proprio"}, "an action could come in by another one"
 
 
 def test_a_fresh_episode_knows_nothing_of_the_last_one(debug_model: LeWM):
