@@ -14,7 +14,8 @@ import torch
 import lewm
 from lewm.cli import run
 from lewm.config import Config, PlanConfig, PredictorConfig, SolverName
-from lewm.errors import ConfigError
+from lewm.errors import ConfigError, PlanningError
+from lewm.evaluate.runner import evaluate
 from lewm.methods.dino_wm import DinoWM, DinoWMConfig, pixel_tokens
 from lewm.methods.lewm import LeWM
 from lewm.plan.planner import Planner
@@ -198,6 +199,136 @@ def test_objectives_of_ones_own_see_the_tokens(model: DinoWM):
     dark = Planner(model, config=config, objectives=[brightness]).plan(start, goal).cost
     bright = -Planner(model, config=config, objectives=[lambda *seen: -brightness(*seen)]).plan(start, goal).cost
     assert dark < bright - 0.05
+
+
+# -- proprioception --------------------------------------------------------------------------------------------------
+
+SENSED = ActionStats((3.0, -1.0, 0.0), (2.0, 0.5, 1.0))
+
+
+@pytest.fixture
+def sensing() -> DinoWM:
+    settings = preset("debug", "dino_wm").method
+    assert isinstance(settings, DinoWMConfig)
+    settings = replace(settings, proprio=True, proprio_width=4, proprio_weight=0.3)
+    model = model_of(replace(settings, predictor=PredictorConfig(2, 2, 8, 32)), DataFacts(STATS, proprio=SENSED))
+    with torch.no_grad():
+        model.proprio_embedder.weight.add_(1)
+    return model
+
+
+def test_what_is_sensed_is_embedded_beside_every_token_and_predicted_too(sensing: DinoWM, batch: Batch):
+    assert batch.pixels is not None
+    proprio = torch.randn(B, HISTORY + 1, 3, generator=torch.Generator().manual_seed(2)) * 2 + 1
+    losses = sensing.losses(replace(batch, proprio=proprio), {}, ALONE)
+    weight, bias = (p.detach().double().numpy() for p in sensing.proprio_embedder.parameters())
+    errors = []
+    for frames, raw, sensed in zip(
+        batch.pixels.numpy(), batch.actions.double().numpy(), proprio.double().numpy(), strict=True
+    ):
+        embedded = ((sensed - SENSED.mean) / SENSED.std) @ weight.T + bias
+        rows = [[[*token, *embedded[t]] for token in literal_tokens(frame)] for t, frame in enumerate(frames)]
+        z_TNF = np.array(rows)
+        actions = ((raw - STATS.mean) / STATS.std).reshape(HISTORY + 1, -1)
+        errors.append(literal_predictions(sensing, z_TNF[:-1], actions[:-1]) - z_TNF[1:])
+    assert losses.total.item() == pytest.approx(np.square(errors).mean(), rel=1e-4)
+
+
+def test_its_embedding_is_no_target_that_could_give_way(sensing: DinoWM, batch: Batch):
+    """The last frame is a target only: what is sensed there teaches the embedder nothing."""
+    proprio = torch.randn(B, HISTORY + 1, 3)
+    seen_before = proprio.clone().requires_grad_()
+    sensing.losses(replace(batch, proprio=seen_before), {}, ALONE).total.backward()
+    assert seen_before.grad is not None
+    assert seen_before.grad[:, :-1].abs().min() > 0
+    assert seen_before.grad[:, -1].abs().max() == 0
+
+
+@torch.no_grad()
+def test_it_has_a_share_in_the_distance(sensing: DinoWM):
+    images, sensed = torch.from_numpy(frames(2)), torch.randn(2, 3)
+    z_BD = sensing.planning_encoder()(images, sensed)
+    actions_BSHA, none = torch.randn(1, 4, 5, 10), torch.zeros(1, 0, 10)
+    imagined = sensing.rollout(z_BD[:1, None], none, actions_BSHA).unflatten(-1, (4, 12 + 4))
+    error = (imagined - z_BD[1].view(4, 16)).square()
+    expected = error[..., :12].mean((-2, -1)) + 0.3 * error[..., 12:].mean((-2, -1))
+    found = sensing.planning_distances("float32")(z_BD[:1, None], none, actions_BSHA, z_BD[1:])
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_agent_gives_it_with_every_frame_and_with_the_goal(sensing: DinoWM):
+    config = PlanConfig(samples=16, elites=4, iterations=2, horizon=2, schedule="receding")
+    (frame, goal), sensed = frames(2), np.random.default_rng(0).normal(size=(20, 3))
+
+    def actions(there: Array, on_the_way: Array) -> Array:
+        agent = lewm.Agent(sensing, config)
+        agent.reset(goal, 0, proprio=there)
+        return np.stack([agent.act(frame, now) for now in on_the_way])
+
+    usual = actions(sensed[0], sensed[1:12])
+    np.testing.assert_array_equal(usual, actions(sensed[0], sensed[1:12]))
+    assert (usual[:5] != actions(sensed[0] + 1, sensed[1:12])[:5]).any()
+    for step, first_changed in ((0, 0), (3, 11), (5, 5), (10, 10)):  # only what is sensed when it plans counts
+        other = sensed[1:12].copy()
+        other[step] += 1
+        changed = (usual != actions(sensed[0], other)).any(1)
+        assert not changed[:first_changed].any()
+        assert changed[first_changed:].any() == (first_changed < 11)
+
+
+@pytest.mark.parametrize(("proprio", "got"), [(None, "none"), (np.zeros(2), r"shape \(1, 2\)")])
+def test_an_agent_without_it_is_refused(sensing: DinoWM, proprio: Array | None, got: str):
+    agent, (frame, goal) = lewm.Agent(sensing, PlanConfig(samples=4, elites=2, iterations=1)), frames(2)
+    with pytest.raises(PlanningError, match=rf"senses of itself, 3 numbers.*with the goal: .*\(1, 3\), got {got}"):
+        agent.reset(goal, proprio=proprio)
+    agent.reset(goal, proprio=np.zeros(3))
+    with pytest.raises(PlanningError, match=rf"with the frame: expected shape \(1, 3\), got {got}"):
+        agent.act(frame, proprio)
+    with pytest.raises(PlanningError, match="senses of itself, 3 numbers"):
+        Planner(sensing).plan(frame, goal)
+
+
+def test_a_planner_is_given_it_too(sensing: DinoWM):
+    planner, (frame, goal) = Planner(sensing, config=PlanConfig(samples=8, elites=2, iterations=2)), frames(2)
+    plan = planner.plan(frame, goal, proprio=np.ones(3), goal_proprio=np.zeros(3))
+    other = planner.plan(frame, goal, proprio=np.ones(3), goal_proprio=np.ones(3))  # of the same image
+    assert plan.cost != other.cost
+
+
+def test_without_statistics_of_it_nothing_is_built():
+    with pytest.raises(ConfigError, match=r"method\.proprio asks for what the agent senses.*Train on a dataset"):
+        replace(preset("debug", "dino_wm").method, proprio=True).build(DataFacts(STATS))
+
+
+def test_it_is_trained_and_evaluated_with_proprioception(
+    debug_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """In evaluation, the world says what is sensed there; it is told to no method that does not read it."""
+    arguments = ["train", "debug", "--method", "dino_wm", "--method.proprio", "--data", str(debug_config.data)]
+    assert run([*arguments, "--device", "cpu", "--out", str(tmp_path / "run")]) == 0
+    model = lewm.load(tmp_path / "run", device="cpu")
+    assert isinstance(model, DinoWM)
+    stats = model.facts.proprio
+    assert stats is not None
+    assert 20 < stats.mean[0] < 200  # places in a room of 224
+    assert run(["info", str(tmp_path / "run")]) == 0
+    assert "proprioception weight 1" in " ".join(capsys.readouterr().out.split())
+    assert run(["eval", str(tmp_path / "run"), "--device", "cpu", "--out", str(tmp_path / "results.json")]) == 0
+    seen = []
+    encoder = model.planning_encoder
+    model.planning_encoder = lambda precision: (
+        lambda frames, sensed: (  # type: ignore[method-assign]
+            seen.append(sensed.clone()),
+            encoder(precision)(frames, sensed),
+        )[1]
+    )
+    plan = replace(debug_config.plan, schedule="receding")
+    result = evaluate(model, replace(debug_config, method=model.settings, plan=plan)).results[0]
+    contexts = [sensed[0] for sensed in seen[1:] if sensed.ndim == 3]  # the first is blank
+    goals = [sensed[0] for sensed in seen if sensed.ndim == 2]
+    start, later = (torch.tensor(result.states[step], dtype=torch.float32) for step in (0, 5))
+    assert any(torch.equal(sensed, torch.stack([start, later])) for sensed in contexts)
+    assert any(torch.equal(sensed, torch.tensor(result.goal, dtype=torch.float32)) for sensed in goals)
 
 
 # -- features --------------------------------------------------------------------------------------------------------
