@@ -48,7 +48,8 @@ def evaluate(
         if on_progress and (not known or len(notes.by_place) > known):  # known plans would make time look short
             on_progress(done, total)
 
-    results = run_episodes(AgentPolicy(agent, env_type(config.env).proprio), task, report)
+    policy = AgentPolicy(agent, lambda states: env_type(config.env).proprio(states))
+    results = run_episodes(policy, task, report)
     times = Times(earlier + time.perf_counter() - started, tuple(notes.seconds))
     floor = random_outcomes(task, config.seed)
     return Evaluation(config, manifest.goal_offset, tuple(results), floor, times, device_name(method))

@@ -61,19 +61,18 @@ class Agent:
     def reset(self, goal: Array, episode: int | Sequence[int] | None = None, proprio: Array | None = None) -> None:
         """Begin an episode in each world. goal: uint8 (S, S, 3), or (N, S, S, 3) for N worlds, of any size S.
 
-        proprio: what the agent senses of itself at the goal, (P,), or (N, P).
-
         episode: selects the random stream of each world, a number or N of them; None: as resets are counted, 0, 1, ...
         The same frames, goal, seed and number give the same actions, whatever happened before.
+        proprio: what the agent senses of itself at the goal, (P,), or (N, P).
         """
         goals = self._fitted(goal, "goal")
         after = range(self._resets, self._resets + len(goals))
         numbers = list(after) if episode is None else np.atleast_1d(episode).tolist()
         if len(numbers) != len(goals) or not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise PlanningError(f"{len(goals)} goals need as many episode numbers, from 0 up; got {episode}.")
-        self._resets = after.stop
-        self._is_batch = np.ndim(goal) == 4
-        sensed = self._sensed(proprio if self._is_batch else _alone(proprio), len(goals), "goal")
+        is_batch = np.ndim(goal) == 4
+        sensed = self._sensed(proprio if is_batch else _alone(proprio), len(goals), "goal")
+        self._is_batch, self._resets = is_batch, after.stop
         each = zip(goals, numbers, [None] * len(goals) if sensed is None else sensed, strict=True)
         self._worlds = [_World(Memory(image, own, self.policy.history, there)) for image, own, there in each]
 
@@ -92,12 +91,8 @@ class Agent:
         for number, world in enumerate(self._worlds):
             if world.memory.is_empty or len(world.done) == self.policy.frame_skip:
                 executed = None if world.memory.is_empty else np.stack(world.done)[None]
-                self.observe(
-                    number,
-                    frames[number : number + 1],
-                    executed,
-                    None if sensed is None else sensed[number : number + 1],
-                )
+                here = slice(number, number + 1)
+                self.observe(number, frames[here], executed, None if sensed is None else sensed[here])
                 world.done.clear()
         waiting = [number for number, world in enumerate(self._worlds) if not world.ahead]
         for number, actions in zip(waiting, self.decide(waiting), strict=True):

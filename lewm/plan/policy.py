@@ -81,14 +81,19 @@ class Memory:
 
 
 class Policy(ABC):
-    """Chooses what to execute next. batch_size: how many episodes are decided upon together at most."""
+    """Chooses what to execute next. batch_size: how many episodes are decided upon together at most.
+
+    proprio_dim: how many numbers it wants, with each frame, of what an agent senses of itself.
+    """
+
+    proprio_dim: int = 0
 
     def __init__(self, method: WorldModel | Actor, batch_size: int) -> None:
         if getattr(method, "training", False):
             raise PlanningError(f"{type(method).__name__} is in training mode. Call eval() first.")
         self.history, self.frame_skip = method.history, method.frame_skip
         self.action_dim, self.image_size = method.action_dim, method.image_size
-        self.proprio_dim: int = getattr(method, "proprio_dim", 0)
+        self.proprio_dim = getattr(method, "proprio_dim", 0)
         self.batch_size = batch_size
 
     @abstractmethod
