@@ -123,34 +123,34 @@ class TokenRollout:
         last_real = context - 1  # the first frame of a candidate's own: the plan's first block acts on it
         executed_BTE, planned_MHE = (predictor.action_embedder(a) for a in (past_BTA, actions_BSHA.flatten(0, 1)))
         frames_MNF = [real_BTNF[:, -1].repeat_interleave(samples, 0)]
-        seen: list[torch.Tensor | None] = []
+        seen: list[torch.Tensor | None]
         for step in walk(context, horizon, predictor.frames):
             if step.begins:
                 seen = [None] * len(predictor.blocks)
             if step.shared:
                 new = slice(step.shared.start, step.shared.stop)
-                _, known = self._extend(real_BTNF[:, new], executed_BTE[:, new], new.start - step.start, seen)
-                seen = [each.repeat_interleave(samples, 0) for each in known]
+                self._extend(real_BTNF[:, new], executed_BTE[:, new], new.start - step.start, seen, keep=True)
+                seen = [None if each is None else each.repeat_interleave(samples, 0) for each in seen]
             own = slice(step.own.start - last_real, step.own.stop - last_real)
             window_MTNF = torch.stack(frames_MNF[own], dim=1)
-            frame_MNF, known = self._extend(window_MTNF, planned_MHE[:, own], step.own.start - step.start, seen)
-            seen = list(known)
+            slot = step.own.start - step.start
+            frame_MNF = self._extend(window_MTNF, planned_MHE[:, own], slot, seen, keep=step.grows)
             frames_MNF.append(frame_MNF)
             yield frame_MNF.unflatten(0, (episodes, samples))
 
     def _extend(
-        self, z_MTNF: torch.Tensor, action_MTE: torch.Tensor, slot: int, seen: list[torch.Tensor | None]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        self, z_MTNF: torch.Tensor, action_MTE: torch.Tensor, slot: int, seen: list[torch.Tensor | None], keep: bool
+    ) -> torch.Tensor:
         """Send new frames of a window through all layers: the frame (M, N, F) that the last one predicts.
 
-        seen: keys and values of each layer so far, (M, tokens, 2, h, w); they are returned with those of the new ones.
+        seen: keys and values of each layer so far, (M, tokens, 2, h, w); with ``keep``, those of the new ones join.
         """
-        x_MTNW, known = self._predictor.place(z_MTNF, action_MTE, slot), []
+        x_MTNW = self._predictor.place(z_MTNF, action_MTE, slot)
         frames, last = x_MTNW.shape[1], len(seen) - 1
         for number, block in enumerate(self._predictor.layers()):
-            x_MTNW, kept = block.extend(x_MTNW, seen[number], 1 if number == last else frames)
-            known.append(kept)
-        return self._predictor.read(x_MTNW)[:, -1], known
+            x_MTNW, known = block.extend(x_MTNW, seen[number], 1 if number == last else frames)
+            seen[number] = known if keep else None
+        return self._predictor.read(x_MTNW)[:, -1]
 
 
 class _Product(nn.Module):
