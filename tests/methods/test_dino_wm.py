@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import lewm
 from lewm.cli import run
@@ -148,6 +150,19 @@ def test_the_planning_rollout_is_the_rollout(model: DinoWM, context: int):
     goal_BD = flat(model, frames(2, seed=4))
     far = model.planning_distances("float32")(z_BTD, past_BTA, actions_BSHA, goal_BD)
     torch.testing.assert_close(far, (expected - goal_BD[:, None, None]).square().mean(-1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("context", [1, 2, 3])
+def test_its_operations_are_counted_as_pytorch_counts_them(model: DinoWM, context: int):
+    z_BTD, past_BTA, actions_BSHA = (
+        torch.randn(1, context, 48),
+        torch.randn(1, context - 1, 10),
+        torch.randn(1, 2, 5, 10),
+    )
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model.rollout(z_BTD, past_BTA, actions_BSHA)
+    assert counter.get_total_flops() == 2 * model.rollout_flops(context, 5)
 
 
 @pytest.mark.parametrize("objective", ["terminal", "nearest"])
