@@ -31,7 +31,10 @@ HOLD_STEPS = 3
 
 @dataclass(frozen=True)
 class ActionStats:
-    """Mean and std of primitive actions, (action_dim,) each: part of the model, whose action space they define."""
+    """Mean and std of primitive actions, (action_dim,) each: part of the model, whose action space they define.
+
+    Or, as ``DataFacts.proprio``, of the numbers that an agent senses of itself.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -143,6 +146,7 @@ class DataFacts:
     actions: statistics of primitive actions.  recorded: raw sequences, float32 (N, T, action_dim), for planners to try.
     background: uint8 (R, R, 3), a frame without what moves.  digest: of the dataset's content.  episodes: how many.
     environment: the Gymnasium id of their world.  encoder: digest of the frozen encoder whose features were seen.
+    proprio: statistics of what the agent senses of itself, if the method reads it.
     """
 
     actions: ActionStats | None = None
@@ -152,6 +156,7 @@ class DataFacts:
     episodes: int | None = None
     environment: str | None = None
     encoder: str | None = None
+    proprio: ActionStats | None = None
 
 
 class Peers(Protocol):
@@ -194,10 +199,12 @@ class Context:
     """What an agent has seen and done: the last few frames, one per action block, oldest first.
 
     frames: uint8 (T, R, R, 3).  executed: raw primitive actions between them, float32 (T-1, K, action_dim).
+    proprio: what the agent sensed of itself at the frames, (T, P), for models that read it.
     """
 
     frames: Array
     executed: Array
+    proprio: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -205,7 +212,8 @@ class Plan:
     """A solved planning problem, and the solver's cost of the solution.
 
     actions: raw primitive actions to execute in order, float32 (H*K, action_dim).
-    distances: imagined squared latent distance to the goal after each block, float32 (H,).
+    distances: imagined distance to the goal after each block, float32 (H,): squared, in latent space; mean squared for
+    a model whose own distance is that.
     """
 
     actions: Array
@@ -279,8 +287,17 @@ class RolloutFunction(Protocol):
     def __call__(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor: ...
 
 
-# uint8 frames (..., R, R, 3) in, embeddings (..., D) out.
-EncoderFunction: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
+class DistanceFunction(Protocol):
+    """Arguments as of ``RolloutFunction``, and goals (B, D) -> how far predictions are from them, (B, S, H)."""
+
+    def __call__(
+        self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor, goal_BD: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+# uint8 frames (..., R, R, 3) in, embeddings (..., D) out. A model with a ``proprio_dim`` takes proprioception beside
+# them, raw, float32 (..., P).
+EncoderFunction: TypeAlias = "Callable[..., torch.Tensor]"
 
 
 class WorldModel(Protocol):
@@ -299,6 +316,16 @@ class WorldModel(Protocol):
     def normalise_actions(self, raw: torch.Tensor) -> torch.Tensor: ...
     def denormalise_actions(self, blocks: torch.Tensor) -> torch.Tensor: ...
     def rollout_flops(self, context: int, horizon: int) -> int: ...
+
+
+class DistanceModel(WorldModel, Protocol):
+    """A world model with a distance of its own, or whose predictions would not fit for all candidates at once.
+
+    Planners ask it how far predictions are from the goal, and for ``planning_rollout`` only where someone wants to see
+    the embeddings themselves.
+    """
+
+    def planning_distances(self, precision: str, differentiable: bool) -> DistanceFunction: ...
 
 
 class Actor(Protocol):

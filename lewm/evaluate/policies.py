@@ -6,7 +6,8 @@ The floor is acting at random. The ceiling is doing what was once done: it led f
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,30 +24,40 @@ RANDOM_BLOCK = 5  # actions that are drawn together
 
 
 class AgentPolicy:
-    """An agent in the worlds of an evaluation."""
+    """An agent in the worlds of an evaluation.
 
-    def __init__(self, agent: Agent) -> None:
+    sense: what it senses of itself in states (n, state_dim): (n, P); only for policies that read it.
+    """
+
+    def __init__(self, agent: Agent, sense: Callable[[Array], Array] | None = None) -> None:
         self.agent = agent
+        self._sense = sense if agent.policy.proprio_dim else None
         self.history, self.frame_skip = agent.policy.history, agent.policy.frame_skip
         self.image_size = agent.policy.image_size
 
     def begin(self, episodes: Sequence[Episode]) -> None:
         openings = [episode.opening for episode in episodes]
         numbers = [episode.spec.index for episode in episodes]
-        self.agent.reset(np.stack([opening.goal_image for opening in openings]), numbers)
+        goals = np.stack([opening.goal_image for opening in openings])
+        self.agent.reset(goals, numbers, self._sensed([episode.spec.goal for episode in episodes]))
         for episode in episodes:
-            self.agent.observe(episode.number, episode.opening.frame[None])
+            opening = episode.opening
+            self.agent.observe(episode.number, opening.frame[None], proprio=self._sensed([opening.state]))
 
     def decide(self, episodes: Sequence[Episode]) -> list[Array]:
         for episode in episodes:
             if effect := episode.effect:
                 blocks = effect.executed.reshape(-1, self.frame_skip, self.agent.policy.action_dim)
-                self.agent.observe(episode.number, effect.frames, blocks)
+                seen = effect.states[self.frame_skip - 1 :: self.frame_skip][-len(effect.frames) :]
+                self.agent.observe(episode.number, effect.frames, blocks, self._sensed(seen))
         actions = self.agent.decide([episode.number for episode in episodes])
         for episode in episodes:
             if plan := self.agent.plan_of(episode.number):
                 episode.plans.append(plan)
         return actions
+
+    def _sensed(self, states: Sequence[Any] | Array) -> Array | None:
+        return None if self._sense is None else self._sense(np.array(states))
 
 
 class NotedPlanner:

@@ -6,7 +6,7 @@ import os
 import time
 
 from lewm.config import Config
-from lewm.envs.registry import EnvEntry, env_entry
+from lewm.envs.registry import EnvEntry, env_entry, env_type
 from lewm.errors import PlanningError
 from lewm.evaluate.episodes import Task, run_episodes
 from lewm.evaluate.floor import random_outcomes, recorded_outcomes
@@ -49,7 +49,8 @@ def evaluate(
         if on_progress and (not known or len(notes.by_place) > known):  # known plans would make time look short
             on_progress(done, total)
 
-    results = run_episodes(AgentPolicy(agent), task, report)
+    policy = AgentPolicy(agent, lambda states: env_type(config.env).proprio(states))
+    results = run_episodes(policy, task, report)
     times = Times(earlier + time.perf_counter() - started, tuple(notes.seconds))
     floor = random_outcomes(task, config.seed)
     ceiling = None if manifest.actions is None else recorded_outcomes(task, manifest.actions)

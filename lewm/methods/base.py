@@ -118,6 +118,11 @@ class Method(nn.Module, ABC):
         return self.inputs.image_size
 
     @property
+    def proprio_dim(self) -> int:
+        """P, how many numbers it wants of what the agent senses of itself, with each frame; 0: it reads none."""
+        return len(self.facts.proprio.mean) if self.inputs.proprio and self.facts.proprio else 0
+
+    @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
 

@@ -84,17 +84,24 @@ def recorded_file(method: Method) -> dict[str, checkpoint.Tensors]:
 
 def describe(method: Method) -> dict[str, Any]:
     """What config.json says of a model, besides its files."""
-    facts, stats = method.facts, method.facts.actions
+    facts = method.facts
+    # Only where there is some, or models that were described before would have become others.
+    sensed = {"proprio": _described(facts.proprio)} if facts.proprio else {}
     return {
         "method": to_dict(method.settings),
         "facts": {
-            "actions": stats and {"mean": list(stats.mean), "std": list(stats.std)},
+            "actions": facts.actions and _described(facts.actions),
             "environment": facts.environment,
             "dataset": facts.digest,
             "episodes": facts.episodes,
             "encoder": facts.encoder,
+            **sensed,
         },
     }
+
+
+def _described(stats: ActionStats) -> dict[str, list[float]]:
+    return {"mean": list(stats.mean), "std": list(stats.std)}
 
 
 def identity(method: Method) -> str:
@@ -112,7 +119,7 @@ def run_settings(document: dict[str, Any], directory: Path, lost: list[str] | No
 
 @dataclass(frozen=True)
 class _Stats(Checked):
-    """Action statistics in a file."""
+    """Statistics in a file."""
 
     SECTION: ClassVar[str] = "facts.actions"
 
@@ -136,7 +143,8 @@ class _Facts(Checked):
     dataset: str | None
     episodes: int | None
     encoder: str | None
+    proprio: _Stats | None = None
 
     def with_recorded(self, recorded: torch.Tensor | None) -> DataFacts:
-        stats = ActionStats(self.actions.mean, self.actions.std) if self.actions else None
-        return DataFacts(stats, recorded, None, self.dataset, self.episodes, self.environment, self.encoder)
+        actions, proprio = (ActionStats(s.mean, s.std) if s else None for s in (self.actions, self.proprio))
+        return DataFacts(actions, recorded, None, self.dataset, self.episodes, self.environment, self.encoder, proprio)

@@ -18,6 +18,7 @@ from lewm.user_modules import import_user_modules
 METHODS = {
     "lewm": "lewm.methods.lewm:LeWMConfig",
     "pldm": "lewm.methods.pldm:PLDMConfig",
+    "dino_wm": "lewm.methods.dino_wm:DinoWMConfig",
     "gcbc": "lewm.methods.gcbc:GCBCConfig",
     "gcivl": "lewm.methods.gcivl:GCIVLConfig",
     "gciql": "lewm.methods.gciql:GCIQLConfig",

@@ -21,6 +21,7 @@ import numpy as np
 from lewm.config import PlanConfig
 from lewm.errors import PlanningError
 from lewm.frames import resized
+from lewm.plan.inputs import checked_proprio
 from lewm.plan.policy import Memory, Policy, policy_for
 from lewm.types import Array, Plan
 
@@ -44,6 +45,9 @@ class Agent:
             are told to do, and a plan's context is what was done, not what was wished. None: no bounds.
         seed: of the random streams.
 
+    Some models read what the agent senses of itself, too: ``policy.proprio_dim`` numbers, which they are given as
+    ``proprio`` with each frame and with the goal. Others have no use for it.
+
     ``act`` is for a plain loop, with a frame after every action. A loop whose frames are expensive uses ``decide``,
     executes all that it returns, and tells ``observe`` what happened.
     """
@@ -54,35 +58,41 @@ class Agent:
         self._worlds: list[_World] = []
         self._is_batch, self._resets = False, 0
 
-    def reset(self, goal: Array, episode: int | Sequence[int] | None = None) -> None:
+    def reset(self, goal: Array, episode: int | Sequence[int] | None = None, proprio: Array | None = None) -> None:
         """Begin an episode in each world. goal: uint8 (S, S, 3), or (N, S, S, 3) for N worlds, of any size S.
 
         episode: selects the random stream of each world, a number or N of them; None: as resets are counted, 0, 1, ...
         The same frames, goal, seed and number give the same actions, whatever happened before.
+        proprio: what the agent senses of itself at the goal, (P,), or (N, P).
         """
         goals = self._fitted(goal, "goal")
         after = range(self._resets, self._resets + len(goals))
         numbers = list(after) if episode is None else np.atleast_1d(episode).tolist()
         if len(numbers) != len(goals) or not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise PlanningError(f"{len(goals)} goals need as many episode numbers, from 0 up; got {episode}.")
-        self._resets = after.stop
-        self._is_batch = np.ndim(goal) == 4
-        self._worlds = [_World(Memory(*each, self.policy.history)) for each in zip(goals, numbers, strict=True)]
+        is_batch = np.ndim(goal) == 4
+        sensed = self._sensed(proprio if is_batch else _alone(proprio), len(goals), "goal")
+        self._is_batch, self._resets = is_batch, after.stop
+        each = zip(goals, numbers, [None] * len(goals) if sensed is None else sensed, strict=True)
+        self._worlds = [_World(Memory(image, own, self.policy.history, there)) for image, own, there in each]
 
-    def act(self, frame: Array) -> Array:
+    def act(self, frame: Array, proprio: Array | None = None) -> Array:
         """The next action, float32 (action_dim,), given the newest frame, uint8 (S, S, 3); of N worlds (N, ...) both.
 
-        Call it once for every action that is executed.
+        proprio: what the agent senses of itself now, (P,); of N worlds (N, P).  Call it once for every action that is
+        executed.
         """
         self._check_begun()
         frames = _checked_images(frame, "frame")
         if self._is_batch != (np.ndim(frame) == 4) or len(frames) != len(self._worlds):
             wanted = f"{len(self._worlds)} worlds, (N, S, S, 3)" if self._is_batch else "one world, (S, S, 3)"
             raise PlanningError(f"The agent was reset for {wanted}; the frame has shape {np.shape(frame)}.")
+        sensed = self._sensed(proprio if self._is_batch else _alone(proprio), len(frames), "frame")
         for number, world in enumerate(self._worlds):
             if world.memory.is_empty or len(world.done) == self.policy.frame_skip:
                 executed = None if world.memory.is_empty else np.stack(world.done)[None]
-                self.observe(number, frames[number : number + 1], executed)
+                here = slice(number, number + 1)
+                self.observe(number, frames[here], executed, None if sensed is None else sensed[here])
                 world.done.clear()
         waiting = [number for number, world in enumerate(self._worlds) if not world.ahead]
         for number, actions in zip(waiting, self.decide(waiting), strict=True):
@@ -118,12 +128,13 @@ class Agent:
         chunks = self.policy.decide([self._worlds[number].memory for number in worlds]) if worlds else []
         return chunks if self._bounds is None else [np.clip(chunk, *self._bounds) for chunk in chunks]
 
-    def observe(self, world: int, frames: Array, executed: Array | None = None) -> None:
+    def observe(self, world: int, frames: Array, executed: Array | None = None, proprio: Array | None = None) -> None:
         """What happened in a world since the last frame that was given.
 
         executed: the action blocks that were executed, (n, K, action_dim); None at the start of an episode.
         frames: uint8 (m, S, S, 3), after the last m <= n of them; at the start the first frame. A method looks at the
         last ``policy.history`` frames in a row: more are of no use, and with fewer it knows less.
+        proprio: what the agent sensed of itself at these frames, (m, P).
         """
         self._check_begun()
         memory, sizes = self._worlds[world].memory, (self.policy.frame_skip, self.policy.action_dim)
@@ -134,15 +145,25 @@ class Agent:
                 f"Expected blocks of shape (n, {sizes[0]}, {sizes[1]}) and 1 to {most} frames after them; got blocks "
                 f"{blocks.shape} and {len(frames)} frames. An episode begins with a frame and no block."
             )
-        memory.add(self._fitted(frames, "frame"), blocks)
+        memory.add(self._fitted(frames, "frame"), blocks, self._sensed(proprio, len(frames), "frame"))
 
     def _check_begun(self) -> None:
         if not self._worlds:
             raise PlanningError("The agent has no goal yet. Call reset(goal) first.")
 
+    def _sensed(self, proprio: Array | None, count: int, what: str) -> Array | None:
+        """What the agent senses of itself with each of ``count`` images, (count, P); None if nobody reads it."""
+        size = self.policy.proprio_dim
+        return checked_proprio(proprio, (count, size), what) if size else None
+
     def _fitted(self, images: Array, what: str) -> Array:
         """Images (S, S, 3) or (N, S, S, 3) as a copy of the method's size, (N, R, R, 3): the caller's may change."""
         return resized(_checked_images(images, what), self.policy.image_size).copy()
+
+
+def _alone(proprio: Array | None) -> Array | None:
+    """(P,) -> (1, P)."""
+    return None if proprio is None else np.asarray(proprio)[None]
 
 
 def _checked_images(images: Array, what: str) -> Array:

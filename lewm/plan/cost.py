@@ -31,6 +31,12 @@ def nearest_distance(z_BSHD: torch.Tensor, goal_BD: torch.Tensor, _actions: torc
 
 OBJECTIVES: dict[str, Objective] = {"terminal": terminal_distance, "nearest": nearest_distance}
 
+# The same of a model that gives distances (B, S, H) itself.
+OF_DISTANCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "terminal": lambda distances_BSH: distances_BSH[:, :, -1],
+    "nearest": lambda distances_BSH: distances_BSH.amin(-1),
+}
+
 
 def add_up(
     objectives: Sequence[Objective], z_BSHD: torch.Tensor, goal_BD: torch.Tensor, actions_BSHA: torch.Tensor

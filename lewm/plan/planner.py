@@ -15,7 +15,8 @@ import torch
 from lewm.config import PlanConfig
 from lewm.errors import PlanningError
 from lewm.plan.capture import Captures
-from lewm.plan.cost import OBJECTIVES, Objective
+from lewm.plan.cost import Objective
+from lewm.plan.futures import futures_of
 from lewm.plan.inputs import InputEncoder, Request, grouped, largest_batch, padded
 from lewm.plan.search import Found, ModelSearch
 from lewm.plan.solver import Solver
@@ -45,24 +46,35 @@ class Planner:
         self.model, self.config = model, config or PlanConfig()
         _check(model, self.config, objectives)
         solver, capture = solver or make_solver(self.config), Captures(model.device, self.config.cuda_graph)
-        objectives = list(objectives or [OBJECTIVES[self.config.objective]])
+        futures = futures_of(model, self.config, objectives, solver.needs_gradient)
         kind = SoonestSearch if self.config.schedule == "soonest" else ModelSearch
-        self.search = kind(model, solver, self.config, objectives, capture)
+        self.search = kind(model, solver, self.config, futures, capture)
         self.inputs = InputEncoder(model, self.config.precision, capture)
         # Fails now, not after a search.
         self.search.check_differentiable(self.inputs.blank())
         self.search.recorded(self.config.horizon)
 
-    def plan(self, frames: Array, goal: Array, executed_actions: Array | None = None, key: int = 0) -> Plan:
+    def plan(
+        self,
+        frames: Array,
+        goal: Array,
+        executed_actions: Array | None = None,
+        key: int = 0,
+        proprio: Array | None = None,
+        goal_proprio: Array | None = None,
+    ) -> Plan:
         """One plan towards a goal image.
 
         frames: uint8 (T, R, R, 3), the last frames, one per action block, T <= history; or one frame (R, R, 3).
         goal: uint8 (R, R, 3).  executed_actions: raw, (T-1, K, action_dim), what was done between the frames.
         key: selects the random stream; the same key gives the same plan.
+        proprio, goal_proprio: what the agent senses of itself at the frames, (T, P), and at the goal, (P,), for a
+        model that reads it.
         """
-        frames = frames[None] if frames.ndim == 3 else frames
+        if frames.ndim == 3:
+            frames, proprio = frames[None], None if proprio is None else np.reshape(proprio, (1, -1))
         executed = np.zeros((0, 0, 0), np.float32) if executed_actions is None else executed_actions
-        return self.plan_many([Request(Context(frames, executed), goal, key)])[0]
+        return self.plan_many([Request(Context(frames, executed, proprio), goal, key, goal_proprio=goal_proprio)])[0]
 
     def plan_many(self, requests: Sequence[Request]) -> list[Plan]:
         """Plans for several episodes; each is the same as if it were planned alone (to rounding on a GPU)."""

@@ -25,39 +25,48 @@ ACTING_BATCH = 50  # episodes that an actor on a GPU decides upon together
 class Memory:
     """What an agent knows of one episode: its goal, what it has seen and done, and the plan that it follows.
 
-    goal: uint8 (R, R, 3).  number: of the episode; it selects the random stream.  blocks: executed so far.
+    goal: uint8 (R, R, 3).  goal_proprio: what the agent senses of itself there, (P,), None: nobody reads it.
+    number: of the episode; it selects the random stream.  blocks: executed so far.
     plans: how many were made so far.  plan: the last of them.  followed: how many actions were executed since.
     """
 
-    def __init__(self, goal: Array, number: int, history: int) -> None:
-        self.goal, self.number = goal, number
+    def __init__(self, goal: Array, number: int, history: int, goal_proprio: Array | None = None) -> None:
+        self.goal, self.number, self.goal_proprio = goal, number, goal_proprio
         self.blocks = self.plans = self.followed = 0
         self.plan: Plan | None = None
         self._frames: deque[Array] = deque(maxlen=history)
         self._executed: deque[Array] = deque(maxlen=history - 1)
+        self._proprio: deque[Array | None] = deque(maxlen=history)  # at the frames
 
     @property
     def is_empty(self) -> bool:
         """Whether it has seen nothing yet."""
         return not self._frames
 
-    def add(self, frames: Array, executed: Array) -> None:
+    def add(self, frames: Array, executed: Array, proprio: Array | None = None) -> None:
         """What was done since the last frame, blocks (n, K, action_dim), and the frames (m, R, R, 3) after the last m.
 
         An episode begins with one frame and no block. Where frames were left out is a gap that no context bridges.
+        proprio: what the agent sensed of itself at the frames, (m, P).
         """
         self.blocks += len(executed)
         self.followed += executed.shape[0] * executed.shape[1]
+        sensed = [None] * len(frames) if proprio is None else list(proprio)
         if self.is_empty:
-            self._frames.append(frames[0])
-            frames = frames[1:]
+            self._see(frames[0], sensed[0])
+            frames, sensed = frames[1:], sensed[1:]
         if len(frames) < len(executed):
             self._frames.clear()
             self._executed.clear()
-        for block, frame in zip(executed[len(executed) - len(frames) :], frames, strict=True):
+            self._proprio.clear()
+        for block, frame, numbers in zip(executed[len(executed) - len(frames) :], frames, sensed, strict=True):
             if self._frames:
                 self._executed.append(block)
-            self._frames.append(frame)
+            self._see(frame, numbers)
+
+    def _see(self, frame: Array, proprio: Array | None) -> None:
+        self._frames.append(frame)
+        self._proprio.append(proprio)
 
     def follow(self, plan: Plan) -> None:
         """Begin a new plan."""
@@ -66,17 +75,25 @@ class Memory:
     def context(self) -> Context:
         """The last ``history`` frames, or as many as there are, and the blocks between them."""
         executed = np.stack(self._executed) if self._executed else np.zeros((0, 0, 0), np.float32)
-        return Context(np.stack(self._frames), executed)
+        sensed = [numbers for numbers in self._proprio if numbers is not None]
+        whole = len(sensed) == len(self._frames)
+        return Context(np.stack(self._frames), executed, np.stack(sensed) if whole else None)
 
 
 class Policy(ABC):
-    """Chooses what to execute next. batch_size: how many episodes are decided upon together at most."""
+    """Chooses what to execute next. batch_size: how many episodes are decided upon together at most.
+
+    proprio_dim: how many numbers it wants, with each frame, of what an agent senses of itself.
+    """
+
+    proprio_dim: int = 0
 
     def __init__(self, method: WorldModel | Actor, batch_size: int) -> None:
         if getattr(method, "training", False):
             raise PlanningError(f"{type(method).__name__} is in training mode. Call eval() first.")
         self.history, self.frame_skip = method.history, method.frame_skip
         self.action_dim, self.image_size = method.action_dim, method.image_size
+        self.proprio_dim = getattr(method, "proprio_dim", 0)
         self.batch_size = batch_size
 
     @abstractmethod
@@ -118,7 +135,7 @@ class PlanningPolicy(Policy):
         if self.planner.config.warm_start and memory.plan:
             start = memory.plan.actions[memory.followed :]
         key = derive_seed(self.seed, PLANNING, *place)
-        return Request(memory.context(), memory.goal, key, turn.horizon, start, place)
+        return Request(memory.context(), memory.goal, key, turn.horizon, start, place, memory.goal_proprio)
 
 
 class ActingPolicy(Policy):
@@ -157,7 +174,7 @@ def policy_for(method: Any, settings: PlanConfig | None = None, seed: int = 0) -
         if settings:
             raise PlanningError(f"{type(method).__name__} has settings of its own already: leave out the others.")
         return method if isinstance(method, Policy) else PlanningPolicy(method, seed)
-    if hasattr(method, "planning_rollout"):
+    if hasattr(method, "planning_rollout") or hasattr(method, "planning_distances"):
         return PlanningPolicy(Planner(method, config=settings), seed)
     if hasattr(method, "act"):
         return ActingPolicy(method)

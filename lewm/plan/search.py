@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +9,7 @@ import torch
 from lewm.config import PlanConfig
 from lewm.errors import PlanningError
 from lewm.plan.capture import Captures
-from lewm.plan.cost import Objective, TotalCost, add_up, squared_distance
+from lewm.plan.futures import Futures, Outcome
 from lewm.plan.inputs import Encoded
 from lewm.plan.recorded import RecordedPlans
 from lewm.plan.solver import Problem, Search, Solver, solve
@@ -35,38 +33,34 @@ class ModelSearch:
     """Searches for one plan for each episode."""
 
     def __init__(
-        self, model: WorldModel, solver: Solver, config: PlanConfig, objectives: Sequence[Objective], capture: Captures
+        self, model: WorldModel, solver: Solver, config: PlanConfig, futures: Futures, capture: Captures
     ) -> None:
-        self.model, self.solver, self.config, self.objectives = model, solver, config, objectives
+        self.model, self.solver, self.config, self.futures = model, solver, config, futures
         self._capture = capture
-        self._rollout = model.planning_rollout(config.precision, differentiable=solver.needs_gradient)
         self._bounds_A = _bounds(model, config.action_limit)
         self._recorded_by_horizon: dict[int, RecordedPlans] = {}
 
     def plans(self, inputs: Encoded) -> Found:
         """What to do in each episode."""
-        actions_BHA, z_BSHD = self.run(inputs)
-        cost_B1 = add_up(self.objectives, z_BSHD, inputs.goal_BD, actions_BHA.unsqueeze(1))
-        distances_BH = squared_distance(z_BSHD[:, 0], inputs.goal_BD.unsqueeze(1))
-        return Found(actions_BHA, cost_B1, distances_BH, [actions_BHA.shape[1]] * len(actions_BHA))
+        actions_BHA, (cost_B1, distances_B1H) = self.run(inputs)
+        return Found(actions_BHA, cost_B1, distances_B1H[:, 0], [actions_BHA.shape[1]] * len(actions_BHA))
 
     def cost(self, inputs: Encoded) -> Cost:
         """What the solver minimises."""
-        rollout = functools.partial(self._rollout, inputs.z_BTD, inputs.past_BTA)
-        return TotalCost(rollout, inputs.goal_BD, self.objectives)
+        return self.futures.cost(inputs)
 
-    def run(self, inputs: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the solver, S times for each episode: z-scored plans (S*B, H, A), and where they lead, (B, S, H, D)."""
-        if self.config.budget_ms is None:
-            plans, z_BSHD = self._capture("search", self._search_to_the_end, *inputs)
-            return plans, z_BSHD
+    def run(self, inputs: Encoded) -> tuple[torch.Tensor, Outcome]:
+        """Run the solver, S times for each episode: z-scored plans (S*B, H, A), and where they lead."""
+        if self.config.budget_ms is None and not self.futures.heavy:
+            plans, *outcome = self._capture("search", self._search_to_the_end, *inputs)
+            return plans, Outcome(*outcome)
 
         def step(search: Search) -> Search:
             return Search.of(*self._capture("step", self._step, *inputs, *search.tensors()))
 
-        plans = solve(self.solver, self._problem(inputs), self.config.budget_ms / 1000, step)
-        (z_BSHD,) = self._capture("imagine", self._imagine, inputs.z_BTD, inputs.past_BTA, plans)
-        return plans, z_BSHD
+        seconds = None if self.config.budget_ms is None else self.config.budget_ms / 1000
+        plans = solve(self.solver, self._problem(inputs), seconds, step)
+        return plans, Outcome(*self._capture("imagine", self._imagine, *inputs, plans))
 
     def recorded(self, horizon: int) -> RecordedPlans | None:
         """The model's recorded actions, as plans of this many blocks; None if they are not asked for."""
@@ -77,13 +71,15 @@ class ModelSearch:
         return self._recorded_by_horizon[horizon]
 
     def check_differentiable(self, z_BTD: torch.Tensor) -> None:
-        """Refuse a solver that needs gradients if the rollout from embeddings (1, 1, D) has none."""
+        """Refuse a solver that needs gradients if futures from embeddings (1, 1, D) have none."""
         if not self.solver.needs_gradient:
             return
         block_dim = self.model.frame_skip * self.model.action_dim
         actions = torch.zeros(1, 1, 1, block_dim, device=self.model.device, requires_grad=True)
+        nothing = z_BTD.new_zeros(1, 0, block_dim)
+        inputs = Encoded(z_BTD, nothing, z_BTD[:, 0], nothing.new_zeros(1, dtype=torch.int64), actions[0])
         with torch.enable_grad():
-            if not self._rollout(z_BTD, z_BTD.new_zeros(1, 0, block_dim), actions).requires_grad:
+            if not self.futures.distances(inputs, actions).requires_grad:
                 raise PlanningError(
                     f"{type(self.solver).__name__} needs gradients of the rollout, and this model has none. "
                     "Choose a sampling solver: cem, icem or mppi."
@@ -92,7 +88,7 @@ class ModelSearch:
     def _search_to_the_end(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         inputs = Encoded(*tensors)
         plans = solve(self.solver, self._problem(inputs))
-        return plans, *self._imagine(inputs.z_BTD, inputs.past_BTA, plans)
+        return plans, *self._imagine(*inputs, plans)
 
     def _step(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One step of a search, from the five inputs of a problem and the tensors of the search."""
@@ -104,9 +100,10 @@ class ModelSearch:
         keys, start, skip = inputs.keys, inputs.start_BHA, self.model.frame_skip
         return Problem(cost, horizon, block_dim, keys, start, low_A, high_A, skip, recorded)
 
-    def _imagine(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, plans: torch.Tensor) -> tuple[torch.Tensor]:
-        """Where plans (S*B, H, A) lead: predictions (B, S, H, D)."""
-        return (self._rollout(z_BTD, past_BTA, by_episode(plans, len(z_BTD))),)
+    def _imagine(self, *tensors: torch.Tensor) -> Outcome:
+        """Where plans (S*B, H, A) lead, from the five inputs of a problem and the plans."""
+        inputs = Encoded(*tensors[:5])
+        return self.futures.outcome(inputs, by_episode(tensors[5], len(inputs.z_BTD)))
 
 
 def _bounds(model: WorldModel, limit: float | None) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lewm.plan.cost import squared_distance
 from lewm.plan.inputs import Encoded
 from lewm.plan.search import Found, ModelSearch, by_episode
 from lewm.types import Array, Cost
@@ -44,8 +43,8 @@ class SoonestSearch(ModelSearch):
         horizon = inputs.start_BHA.shape[1]
         # Searches of one episode must not share their noise.
         keys = (torch.arange(horizon, device=inputs.keys.device).unsqueeze(1) + inputs.keys).flatten()
-        plans, z_BSHD = self.run(inputs._replace(keys=keys, start_BHA=inputs.start_BHA.repeat(horizon, 1, 1)))
-        reached_BSH = squared_distance(z_BSHD, inputs.goal_BD[:, None, None])  # S: the horizons that were searched for
+        plans, outcome = self.run(inputs._replace(keys=keys, start_BHA=inputs.start_BHA.repeat(horizon, 1, 1)))
+        reached_BSH = outcome.distances_BSH  # S: the horizons that were searched for
         nearest_BH = reached_BSH.diagonal(dim1=1, dim2=2)
         chosen = [soonest(row) for row in nearest_BH.cpu().numpy()]
         at = torch.arange(len(chosen)), torch.tensor(chosen) - 1

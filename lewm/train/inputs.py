@@ -13,6 +13,7 @@ import torch
 from lewm.config import Config
 from lewm.data.features import Features, build_features
 from lewm.data.frames import FrameSource, open_frames
+from lewm.data.proprio import read_proprio
 from lewm.data.stats import BACKGROUND_FRAMES, action_stats, background, recorded_actions, spread_frames
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import Windows, split_episodes
@@ -51,6 +52,7 @@ class Dataset:
             episodes=store.num_episodes,
             environment=config.env,
             encoder=self.encoder.digest if self.encoder else None,
+            proprio=action_stats(read_proprio(store)[in_training]) if config.method.inputs().proprio else None,
         )
 
     def spread_frames(self) -> Array:

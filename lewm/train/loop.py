@@ -159,7 +159,7 @@ def _compiled(
     fast = compile_parts(method)
     # Several processes compile in their first step instead: they cannot take it before all have come so far. And what
     # features look like is not known before there are any.
-    early = processes.count == 1 and method.inputs.features is None
+    early = processes.count == 1 and method.inputs.features is None and not method.inputs.proprio
     return fast, Compilation(fast, config) if early else None
 
 

@@ -76,7 +76,7 @@ def test_it_has_a_size_and_a_recipe_of_its_own_for_every_world(name: str, world:
     config = preset(world, name)
     assert name == config.method.NAME
     inputs = config.method.inputs()
-    assert inputs.image_size == config.collect.resolution
+    assert inputs.features or inputs.image_size == config.collect.resolution
     assert inputs.action_dim == PRESETS[world].action_dim
     assert config.train.warmup_steps < config.train.steps
     assert read_settings(json.loads(json.dumps(to_dict(config.method)))) == config.method

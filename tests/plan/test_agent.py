@@ -113,6 +113,31 @@ def test_frames_that_were_left_out_are_a_gap(drawn: int, known: list[int]):
     assert memory.blocks == 5
 
 
+@pytest.mark.parametrize(("drawn", "known"), [(3, [3, 4, 5]), (1, [5])])
+def test_what_is_sensed_is_remembered_with_its_frame(drawn: int, known: list[int]):
+    memory = Memory(numbered(9), 0, history=3, goal_proprio=np.array([7.0]))
+    memory.add(numbered(0)[None], np.zeros((0, 5, 2), np.float32), np.array([[0.0]]))
+    assert memory.context().proprio.tolist() == [[0.0]]
+    seen = list(range(6 - drawn, 6))
+    memory.add(np.stack([numbered(i) for i in seen]), np.zeros((5, 5, 2), np.float32), np.array(seen)[:, None])
+    assert memory.context().proprio.tolist() == [[value] for value in known]
+    memory.add(numbered(6)[None], np.zeros((1, 5, 2), np.float32), np.array([[6]]))
+    assert memory.context().proprio.tolist() == [[value] for value in [*known, 6][-3:]]
+    assert memory.goal_proprio.tolist() == [7.0]
+
+
+def test_each_world_senses_itself():
+    scribe = Scribe(schedule="receding")
+    agent = Agent(scribe)
+    agent.policy.proprio_dim = 2
+    agent.reset(np.stack([numbered(98), numbered(99)]), proprio=[[1, 2], [3, 4]])
+    agent.act(np.stack([numbered(0), numbered(1)]), np.array([[5, 6], [7, 8]]))
+    assert [request.goal_proprio.tolist() for request in scribe.requests] == [[1, 2], [3, 4]]
+    assert [request.context.proprio.tolist() for request in scribe.requests] == [[[5, 6]], [[7, 8]]]
+    with pytest.raises(PlanningError, match=r"2 numbers with each image.*expected shape \(2, 2\), got shape \(2,\)"):
+        agent.reset(np.stack([numbered(98), numbered(99)]), proprio=[1, 2])
+
+
 @pytest.mark.parametrize("schedule", ["whole", "receding"])
 def test_a_plan_starts_from_the_frames_at_the_ends_of_blocks_and_the_blocks_between(schedule: ScheduleName):
     scribe = Scribe(schedule=schedule)
@@ -223,7 +248,7 @@ def test_the_first_decision_is_the_same_whatever_action_the_start_row_holds(
     for other in decisions[1:]:
         np.testing.assert_array_equal(decisions[0], other)
     ways_in = {*inspect.signature(Agent.reset).parameters, *inspect.signature(Agent.act).parameters}
-    assert ways_in == {"self", "goal", "episode", "frame"}, "an action could come in by another one"
+    assert ways_in == {"self", "goal", "episode", "frame", "proprio"}, "an action could come in by another one"
 
 
 def test_a_fresh_episode_knows_nothing_of_the_last_one(debug_model: LeWM):
