@@ -185,7 +185,7 @@ def test_the_host_does_not_wait_between_log_lines(debug_config: Config, tmp_path
             trainer.train_step()
             trainer.step += 1
         trainer.batches.wait()
-        trainer.batches._ahead = 0  # the thread that prepares batches may wait, and does
+        trainer.batches.ahead = 0  # the thread that prepares batches may wait, and does
         torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(2):
