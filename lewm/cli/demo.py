@@ -20,7 +20,7 @@ from lewm.cli.frame import console, parse, print_rates, say
 from lewm.cli.progress import training_bar
 from lewm.config import Config
 from lewm.errors import ConfigError
-from lewm.files import read_json
+from lewm.files import PAGE, check_output, read_json
 from lewm.presets import preset, read_config
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def run_demo(config: Config, out: Path, fresh: bool, console: Console) -> dict[s
     """Run what is missing of the demo; returns the rates of its final table."""
     from lewm.train.loop import train
 
+    check_output(out / REPORT, PAGE)
     if fresh:
         _clear(out)
     dataset = out / DATASET
