@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -134,6 +135,16 @@ def test_the_second_is_told(tmp_path: Path):
         enter()
     enter()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_somebody_removed_is_not_taken_from_the_next_holder(tmp_path: Path):
+    lock = tmp_path / "lock"
+    with contextlib.ExitStack() as second:
+        with only_writer(lock, ""):
+            lock.unlink()
+            second.enter_context(only_writer(lock, ""))
+        with pytest.raises(FileError, match="busy"), only_writer(lock, "busy"):
+            pass
 
 
 def test_a_killed_holder_holds_nothing(tmp_path: Path):
