@@ -23,6 +23,7 @@ from typing import Any
 from lewm.errors import FileError
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+NO_WAITING = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 MODEL_FILES = ("config.json", "model.safetensors")  # a folder that has both is a model's
 
 # -- appearing whole -----------------------------------------------------------------------------------------------
@@ -104,6 +105,10 @@ def sync_entry(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot be asked to wait for a folder; its files were waited for.
+        if not (path.is_dir() and error.errno in NO_WAITING):
+            raise
     finally:
         os.close(descriptor)
 

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -76,6 +77,19 @@ with completing(Path({str(tmp_path / "a.txt")!r})) as temporary:
     with completing(tmp_path / "a.txt") as temporary:
         temporary.write_text("whole")
     assert {path.name for path in tmp_path.iterdir()} == {"a.txt", others.name}
+
+
+def test_a_file_system_that_cannot_wait_for_folders_is_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    honest = os.fsync
+
+    def only_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        honest(descriptor)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    files.write_json(tmp_path / "a.json", {"x": 1})
+    assert files.read_json(tmp_path / "a.json") == {"x": 1}
 
 
 def test_numbers_that_json_does_not_have_are_not_written(tmp_path: Path):

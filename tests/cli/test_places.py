@@ -12,6 +12,7 @@ import pytest
 
 from lewm import checkpoint
 from lewm.config import Config
+from lewm.files import only_writer
 
 Lewm = Callable[..., Any]
 
@@ -116,3 +117,9 @@ def test_an_export_takes_no_place_but_an_earlier_exports(lewm: Lewm, folder: Pat
     first = state(folder / "toy")
     assert lewm("export", run, folder / "toy").status == 0
     assert state(folder / "toy") == first
+
+
+def test_one_exports_at_a_time(lewm: Lewm, folder: Path):
+    with only_writer(folder / "toy" / ".lock", ""):
+        lewm("export", folder / "model", folder / "toy").assert_refused("Another process is exporting to")
+    assert not (folder / "toy").exists() or not any((folder / "toy").iterdir())
