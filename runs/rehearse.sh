@@ -9,6 +9,6 @@ for name in tworoom pusht reacher cube; do
     actions=$([[ $name == cube ]] && echo 5 || echo 2)
     SECONDS=0
     DATA=$toy/$name.h5 RUN=$toy/runs/$name OUT=$toy/pretrained/$name \
-        "runs/train_$name.sh" --model.action-dim "$actions"
+        "runs/train_$name.sh" --method.action-dim "$actions"
     echo "$name: $SECONDS s"
 done
