@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import shutil
@@ -15,8 +16,9 @@ import h5py
 import pytest
 import torch
 
-from lewm import checkpoint
-from lewm.config import Config
+from lewm import checkpoint, files
+from lewm.config import CollectConfig, Config
+from lewm.data.collect import collect
 from lewm.errors import DataError, FileError, LewmError, TrainingError
 from lewm.files import only_writer, read_json
 from lewm.train.loop import train
@@ -296,6 +298,19 @@ def test_a_place_that_is_taken_is_named_before_the_work(debug_config: Config, st
     with pytest.raises(DataError, match="fewer than one batch"):
         train(replace(config, out=tmp_path / "new" / "run"))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_file_system_without_locks_is_named_before_the_work(
+    debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", no_locks)
+    with pytest.raises(FileError, match=r"The file system of .* has no locks.*another file system"):
+        train(with_training(debug_config, tmp_path / "run", batch_size=10_000))
+    with pytest.raises(FileError, match="has no locks"):
+        collect("tworoom", tmp_path / "d.h5", CollectConfig(10**6))
 
 
 def test_a_run_that_begins_again_keeps_what_it_saves(
