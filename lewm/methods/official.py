@@ -84,7 +84,8 @@ def import_official(
     checkpoint.check_tensors(tensors, views, weights)
     for name, view in views.items():
         view.copy_(tensors[name])
-    return model.save_pretrained(out, extra={"imported_from": weights.name})
+    checkpoint.write_folder(out, lambda folder: model.save_pretrained(folder, {"imported_from": weights.name}))
+    return out
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
