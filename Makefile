@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow test-gpu lint format clean
 
 demo: .venv/installed
 	$(BIN)/lewm demo
@@ -14,6 +14,10 @@ test: .venv/installed-dev
 
 test-slow: .venv/installed-dev
 	$(BIN)/pytest -n 2 -m slow
+
+# Everything that needs CUDA. It installs nothing: machines with a GPU bring their own torch.
+test-gpu:
+	PYTHON=$(PYTHON) ./scripts/test-gpu.sh
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

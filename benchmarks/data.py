@@ -61,7 +61,8 @@ class Slices(TorchDataset[dict[str, torch.Tensor]]):
     """Plain `h5py` at its best: one slice per frame; one with a stride takes 50 times as long. Index: first row."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.file = path, None
+        self.path = path
+        self.file: h5py.File | None = None
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
         self.file = self.file or h5py.File(self.path, "r")  # anew in every process

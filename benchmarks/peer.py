@@ -54,8 +54,14 @@ def build_network(seed: int = 0) -> nn.Module:
 
     torch.manual_seed(seed)
     parts = load("wm.lewm.module")
-    size = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768}
-    vit = ViTConfig(**size, image_size=224, patch_size=14)
+    vit = ViTConfig(
+        hidden_size=192,
+        num_hidden_layers=12,
+        num_attention_heads=3,
+        intermediate_size=768,
+        image_size=224,
+        patch_size=14,
+    )
     mlps = [parts.MLP(**{**MLP, "norm_fn": nn.BatchNorm1d}) for _ in range(2)]
     network = load("wm.lewm.lewm").LeWM(
         ViTModel(vit, add_pooling_layer=False),

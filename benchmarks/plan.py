@@ -20,9 +20,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import peer
@@ -37,7 +38,11 @@ from lewm.plan.inputs import Encoded, Request
 from lewm.plan.solver import Problem
 from lewm.types import ActionStats, Context
 
-SAMPLES, ITERATIONS, HORIZON, SKIP, ACTION_DIM = 300, 30, 5, 5, 2
+PAPER = PlanConfig()  # 300 candidates, 30 iterations, 5 blocks
+SKIP, ACTION_DIM = 5, 2
+Precision = Literal["bf16", "float32"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+SEARCHED: tuple[ScheduleName, ...] = ("whole", "soonest")  # the others search as "whole" does
 # Multiplications and additions of a plan from one frame, as the GPU kernels arrange them, and as FastRollout does.
 FLOPS_PER_PLAN = {"cuda": 1.63e12, "cpu": 1.42e12}
 
@@ -86,11 +91,11 @@ def timed(call: Callable[[], Any], device: str) -> float:
 
 def public_solver(network: torch.nn.Module, environments: int, iterations: int, device: str) -> Any:
     solver = peer.load("solver.cem").CEMSolver(
-        network, batch_size=1, num_samples=SAMPLES, n_steps=iterations, topk=30, device=device
+        network, batch_size=1, num_samples=PAPER.samples, n_steps=iterations, topk=PAPER.elites, device=device
     )
     space = Box(-1, 1, (environments, ACTION_DIM))
     solver.configure(
-        action_space=space, n_envs=environments, config=SimpleNamespace(horizon=HORIZON, action_block=SKIP)
+        action_space=space, n_envs=environments, config=SimpleNamespace(horizon=PAPER.horizon, action_block=SKIP)
     )
     return solver
 
@@ -99,8 +104,8 @@ def compare(network: torch.nn.Module, model: LeWM, environments: int, device: st
     """One row of the table: milliseconds per round of plans, ours and theirs."""
     frames, goals = inputs(environments)
     on_cpu = device == "cpu"
-    iterations = (10 if environments == 1 else 2) if on_cpu else ITERATIONS
-    planner = Planner(model, config=PlanConfig(iterations=iterations))
+    iterations = min(10 if environments == 1 else 2, PAPER.iterations) if on_cpu else PAPER.iterations
+    planner = Planner(model, config=replace(PAPER, iterations=iterations))
     nothing_done = np.zeros((0, 0, 0))
     requests = [Request(Context(frames[i, None], nothing_done), goals[i], key=i) for i in range(environments)]
     info = public_info(frames, goals, device)
@@ -110,13 +115,13 @@ def compare(network: torch.nn.Module, model: LeWM, environments: int, device: st
         ours, theirs = time_it(repeats, device, lambda: planner.plan_many(requests), lambda: public.solve(dict(info)))
         if not on_cpu:  # nothing else uses the device, and one call is soon over
             (ours,) = time_it(20, device, lambda: planner.plan_many(requests))
-    scale = ITERATIONS / iterations * 1000
+    scale = PAPER.iterations / iterations * 1000
     return {
         "environments": environments,
         "ours_ms": ours * scale,
         "public_ms": theirs * scale,
         "ratio": theirs / ours,
-        "tflops": environments * FLOPS_PER_PLAN[device] * iterations / ITERATIONS / ours / 1e12,
+        "tflops": environments * FLOPS_PER_PLAN[device] * iterations / PAPER.iterations / ours / 1e12,
     }
 
 
@@ -128,12 +133,11 @@ def quiet() -> Any:
 def same_result(network: torch.nn.Module, model: LeWM) -> float:
     """Largest difference between our plan and theirs when both draw the same noise (one environment, CPU)."""
     frames, goals = inputs(1)
-    config = PlanConfig(iterations=3)
-    planner = Planner(model, config=config)
-    solver_module = peer.load("solver.cem")
+    planner = Planner(model, config=replace(PAPER, iterations=3))
+    solver_module: Any = peer.load("solver.cem")
     key = torch.tensor([7])
-    problem = Problem(lambda plans: plans.sum((2, 3)), HORIZON, SKIP * ACTION_DIM, key)
-    draws = iter(problem.noise(SAMPLES, torch.tensor(i)) for i in range(3))
+    problem = Problem(lambda plans: plans.sum((2, 3)), PAPER.horizon, SKIP * ACTION_DIM, key)
+    draws = iter(problem.noise(PAPER.samples, torch.tensor(i)) for i in range(3))
 
     class OurNoise:
         """torch, but for randn."""
@@ -151,13 +155,13 @@ def same_result(network: torch.nn.Module, model: LeWM) -> float:
     finally:
         solver_module.torch = torch
     plan = planner.plan_many([Request(Context(frames, np.zeros((0, 0, 0))), goals[0], 7)])[0]
-    ours = planner.inputs.normalised(plan.actions.reshape(HORIZON, SKIP, ACTION_DIM))
+    ours = planner.inputs.normalised(plan.actions.reshape(PAPER.horizon, SKIP, ACTION_DIM))
     return (ours - theirs[0]).abs().max().item()
 
 
 def latency(model: LeWM, device: str, repeats: int = 200) -> dict[str, float]:
     """p50 and p99 of warm calls of ``Planner.plan`` with changing frames, encoding and copies included."""
-    planner = Planner(model)
+    planner = Planner(model, config=PAPER)
     frames, goals = inputs(8)
     calls = iter(range(10**9))
     seconds = [timed(lambda: planner.plan(frames[next(calls) % 8], goals[0]), device) for _ in range(repeats + 1)][1:]
@@ -165,13 +169,13 @@ def latency(model: LeWM, device: str, repeats: int = 200) -> dict[str, float]:
     return {"p50_ms": p50, "p99_ms": p99, "p99/p50": p99 / p50}
 
 
-def search_only(model: LeWM, environments: int, precision: str, schedule: ScheduleName) -> float:
+def search_only(model: LeWM, environments: int, precision: Precision, schedule: ScheduleName) -> float:
     """Milliseconds of the search itself: no pixels; on CUDA a captured graph."""
-    planner = Planner(model, config=PlanConfig(precision=precision, schedule=schedule))
-    searches = environments * (HORIZON if schedule == "soonest" else 1)
+    planner = Planner(model, config=replace(PAPER, precision=precision, schedule=schedule))
+    searches = environments * (PAPER.horizon if schedule == "soonest" else 1)
     device = model.device
     z = torch.randn(environments, 1, 192, device=device)
-    start = torch.zeros(searches, HORIZON, SKIP * ACTION_DIM, device=device)
+    start = torch.zeros(searches, PAPER.horizon, SKIP * ACTION_DIM, device=device)
     encoded = Encoded(z, z.new_zeros(environments, 0, 10), z[:, 0] + 1, torch.arange(searches, device=device), start)
     repeats = 30 if device.type == "cuda" else 2
     return time_it(repeats, device.type, lambda: planner.search.run(encoded))[0] * 1000
@@ -196,7 +200,7 @@ def main() -> None:
         results["largest_difference_of_plans"] = same_result(network, model)
         print(f"same noise, same plan: largest difference {results['largest_difference_of_plans']:.1e}")
     network, model = network.to(args.device), model.to(args.device)
-    print(f"CEM {SAMPLES} x {ITERATIONS} x {HORIZON}, {results['device']}, torch {torch.__version__}")
+    print(f"CEM {PAPER.samples} x {PAPER.iterations} x {PAPER.horizon}, {results['device']}, torch {torch.__version__}")
     print(f"{'environments':>12} {'ours ms':>10} {'public ms':>10} {'ratio':>7} {'TFLOP/s':>8}", flush=True)
     results["rows"] = []
     for environments in args.environments:
@@ -208,7 +212,7 @@ def main() -> None:
         )
     # A CPU takes as long for each environment as for one.
     environments = args.environments if args.device == "cuda" else [1]
-    for precision, schedule in itertools.product(("bf16", "float32"), ("whole", "soonest")):
+    for precision, schedule in itertools.product(PRECISIONS, SEARCHED):
         times = {b: search_only(model, b, precision, schedule) for b in environments}
         results[f"search_only_{schedule}_{precision}_ms"] = times
         listed = ", ".join(f"{b}: {ms:.1f} ms" for b, ms in times.items())

@@ -4,7 +4,8 @@
     python benchmarks/plan_settings.py --model pretrained/reacher --env reacher \
         --manifest runs/tuning/reacher_tuning.json --settings schedule=whole schedule=shrinking,solver=icem
 
-Each setting changes some fields of ``lewm.config.PlanConfig``; an empty one, '', changes none.
+Each setting changes some fields of ``lewm.config.PlanConfig``, those of a solver by its name, as in
+icem.noise_exponent=2; an empty one, '', changes none.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from typing import Any
 import tyro
 from solvers import measure, print_table
 
-from lewm.config import PlanConfig, from_dict
+from lewm.checked import from_dict
+from lewm.config import PlanConfig
 from lewm.envs.registry import env_entry
 from lewm.errors import ConfigError
 from lewm.evaluate.manifest import load_manifest
 from lewm.methods.lewm import LeWM
+from lewm.retired import put
 
 
 def parse_setting(setting: str) -> PlanConfig:
-    """The configuration with the fields of a setting such as solver=icem,noise_exponent=2."""
-    fields = {}
+    """The configuration with the fields of a setting such as solver=icem,icem.noise_exponent=2."""
+    fields: dict[str, Any] = {}
     for part in filter(None, setting.split(",")):
         name, equals, text = part.partition("=")
         if not equals:
             raise SystemExit(f"{setting!r} is no setting: expected FIELD=VALUE, with commas in between, got {part!r}.")
-        fields[name] = _value(text)
+        put(fields, name, _value(text))
     try:
         return from_dict(PlanConfig, fields, "plan.")
     except ConfigError as error:

@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--compare", type=Path, help="an .npz that --out wrote: draw its states, print the differences")
     arguments = parser.parse_args()
     other = np.load(arguments.compare) if arguments.compare else {}
-    written = {}
+    written: dict[str, np.ndarray] = {}
     for name in arguments.env:
         if arguments.compare and f"{name}_states" not in other:
             raise SystemExit(f"{arguments.compare} has no frames of {name}; choose others with --env.")
@@ -77,7 +77,7 @@ def main() -> None:
         print(line, flush=True)
         written |= {f"{name}_states": states, f"{name}_frames": frames}
     if arguments.out:
-        np.savez_compressed(arguments.out, **written)
+        np.savez_compressed(arguments.out, allow_pickle=False, **written)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 import tyro
 
-from lewm.config import SCHEDULES, PlanConfig, SolverName
+from lewm.config import SCHEDULES, GradientConfig, PlanConfig, SolverName
 from lewm.evaluate.episodes import Task, run_episodes
 from lewm.evaluate.journal import Notes
 from lewm.evaluate.manifest import load_manifest
@@ -32,6 +32,8 @@ SEED = 0
 SCHEDULE_CEM = PlanConfig(samples=128, elites=16, iterations=10)
 SAMPLING: tuple[SolverName, ...] = ("cem", "icem", "mppi")
 GRADIENT: tuple[SolverName, ...] = ("sgd", "rmsprop", "adam")
+SAMPLED = ((16, 5), (32, 10), (128, 10), (300, 30))  # candidates and iterations
+DESCENDED = ((1, 30), (4, 30), (16, 30))  # restarts and iterations
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,12 @@ def measure(name: str, model: LeWM, plan: PlanConfig, env: str, specs: Sequence[
 def solver_rows(model: LeWM, env: str, specs: Sequence[EpisodeSpec]) -> Iterable[Row]:
     """Sampling solvers by candidates x iterations, gradient solvers by restarts x iterations."""
     for solver in SAMPLING:
-        for samples, iterations in ((16, 5), (32, 10), (128, 10), (300, 30)):
+        for samples, iterations in SAMPLED:
             plan = PlanConfig(solver=solver, samples=samples, iterations=iterations, elites=max(4, samples // 10))
             yield measure(f"{solver} {samples} x {iterations}", model, plan, env, specs)
     for solver in GRADIENT:
-        for restarts, iterations in ((1, 30), (4, 30), (16, 30)):
-            plan = PlanConfig(solver=solver, restarts=restarts, iterations=iterations)
+        for restarts, iterations in DESCENDED:
+            plan = PlanConfig(solver=solver, iterations=iterations, gradient=GradientConfig(restarts))
             yield measure(f"{solver} {restarts} x {iterations}", model, plan, env, specs)
 
 

@@ -12,17 +12,24 @@ frozen pairs, by the paper's protocol, with every schedule. Wilson's 95 % interv
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lewm import checkpoint
 from lewm.evaluate.results import read_rates
 from lewm.presets import preset
+
+LOOK_EVERY = 0.2  # seconds between two looks for new checkpoints
 
 
 def lewm(*arguments: object, **environment: str) -> None:
@@ -42,18 +49,47 @@ def train(arguments: argparse.Namespace, seed: int, run: Path) -> list[dict[str,
         raise SystemExit(f"{run} holds a run already: a clock cannot be started in the middle of one.")
     steps = arguments.steps or preset(arguments.preset).train.steps
     options = ("--train.steps", steps, "--train.checkpoint-every", -(-steps // arguments.checkpoints))
-    with tempfile.TemporaryDirectory() as folder:
+    kept = run.with_name(f"{run.name}_checkpoints")
+    with tempfile.TemporaryDirectory() as caches, keeping(run / "checkpoints", kept):
         started = time.time()
         lewm(
             *("train", arguments.preset, "--data", arguments.data, "--out", run, "--seed", seed),
-            *(*options, "--train.keep-checkpoints", arguments.checkpoints, *arguments.options),
-            **empty_caches(Path(folder)),
+            *(*options, *arguments.options),
+            **empty_caches(Path(caches)),
         )
     found = []
-    for folder in sorted((run / "checkpoints").iterdir()):
+    for folder in checkpoint.of_run(kept):
         finished = max(path.stat().st_mtime for path in folder.iterdir())
-        found.append({"seed": seed, "step": int(folder.name[-7:]), "folder": folder, "seconds": finished - started})
+        row = {"seed": seed, "step": checkpoint.step_of(folder), "folder": folder, "seconds": finished - started}
+        found.append(row)
     return found
+
+
+@contextlib.contextmanager
+def keeping(checkpoints: Path, kept: Path) -> Iterator[None]:
+    """While the context lasts, link every checkpoint that appears into another folder: a run keeps only its newest."""
+    ended = threading.Event()
+
+    def look() -> None:
+        for folder in checkpoint.of_run(checkpoints):
+            if not (kept / folder.name).exists():
+                try:
+                    shutil.copytree(folder, kept / folder.name, copy_function=os.link)
+                except OSError:  # it went while it was linked
+                    shutil.rmtree(kept / folder.name, ignore_errors=True)
+
+    def watch() -> None:
+        while not ended.wait(LOOK_EVERY):
+            look()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+        look()  # at what came in the last moment
 
 
 def evaluate(row: dict[str, Any], arguments: argparse.Namespace, out: Path) -> list[dict[str, Any]]:

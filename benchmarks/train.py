@@ -1,6 +1,6 @@
 """Training speed: our step beside the public recipe's, on the same data, in one run.
 
-    python benchmarks/train.py [--device cuda] [--size full|compact] [--steps 100] [--profile] [--json FILE]
+    python benchmarks/train.py [--device cuda] [--size full|compact|toy] [--steps 100] [--profile] [--json FILE]
 
 Both train on windows of a TwoRoom dataset that is made first. Ours is what `lewm train` does, data included: first with
 whole frames, then as `--cache` and `--kept-patches` say (TFLOP/s are always those of whole frames). The public recipe
@@ -12,6 +12,7 @@ on the device already. Its frames are normalised on the device, which flatters i
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import itertools
 import json
@@ -42,6 +43,7 @@ from lewm.train.loop import prepared
 from lewm.train.trainer import Trainer, TrainingMonitor
 
 H200_BF16 = 989e12  # dense, per second
+SIZES = ("full", "compact", "toy")
 WARM_UP = 10
 LOADER_STEPS = 20  # at most, of the public loader: a step may take a second
 OURS = "ours, data included"
@@ -49,21 +51,31 @@ Row = tuple[str, dict[str, float]]  # its name and what was measured
 
 
 def benchmark_config(size: str, device: str, folder: Path, batch_size: int | None) -> Config:
-    """The full-size network on whole frames, or a model that two CPU cores can train."""
+    """The full-size network on whole frames, a model that two CPU cores can train, or one that only shows it works."""
     config = replace(preset("tworoom"), method=LeWMConfig())
     if size == "compact":
         encoder = EncoderConfig(image_size=112, depth=4, heads=2, width=96, mlp_width=384)
         predictor = PredictorConfig(depth=2, heads=4, head_width=32, mlp_width=384)
         config = replace(config, method=LeWMConfig(encoder, predictor, 96, 384, sigreg=SigregConfig(directions=256)))
+    if size == "toy":
+        small, few = EncoderConfig(image_size=28, depth=1, width=48), PredictorConfig(depth=1, heads=2)
+        config = replace(config, method=LeWMConfig(small, few, 48, 96, sigreg=SigregConfig(directions=64)))
     default = 128 if size == "full" else 16
     train = replace(config.train, batch_size=batch_size or default, steps=1_000_000)
     return replace(config, device=device, data=folder / "data.h5", out=folder / "run", train=train)
 
 
+def lewm_of(config: Config) -> LeWMConfig:
+    """Its method: both recipes are of LeWM."""
+    assert isinstance(config.method, LeWMConfig)
+    return config.method
+
+
 def step_flops(config: Config) -> float:
     """Floating-point operations of a step's matrix products; backward is twice forward. As the method is written down:
     what we leave out of the encoder's last layer counts as done."""
-    e, p, m = config.method.encoder, config.method.predictor, config.method
+    m = lewm_of(config)
+    e, p = m.encoder, m.predictor
     tokens = (e.image_size // e.patch_size) ** 2 + 1
     layer = 2 * tokens * e.width * (4 * e.width + 2 * e.mlp_width) + 4 * tokens**2 * e.width
     image = e.depth * layer + 2 * (tokens - 1) * 3 * e.patch_size**2 * e.width
@@ -110,8 +122,8 @@ class PublicStep:
     def __init__(self, config: Config, device: torch.device) -> None:
         torch.manual_seed(0)
         self.config, self.device = config, device
-        self.network = public_network(config.method).to(device).train()
-        settings = config.method.sigreg  # type: ignore[attr-defined]
+        self.network: Any = public_network(lewm_of(config)).to(device).train()
+        settings = lewm_of(config).sigreg
         self.sigreg = peer.load("wm.loss").SIGReg(settings.knots, settings.directions).to(device)
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=5e-5, weight_decay=1e-3)
         self.mean = torch.tensor([0.485, 0.456, 0.406], device=device).view(3, 1, 1)
@@ -137,7 +149,8 @@ class HDF5Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Windows by slicing an HDF5 file, one at a time, as the public loader does; each worker opens it for itself."""
 
     def __init__(self, path: Path, rows: np.ndarray) -> None:
-        self.path, self.rows, self._file = path, rows, None
+        self.path, self.rows = path, rows
+        self._file: h5py.File | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -188,7 +201,7 @@ def hdf5_batches(config: Config, workers: int, pinned: bool) -> Iterator[Any]:
 def measure(step: Callable[[], Any], steps: int, device: torch.device) -> dict[str, float]:
     """Milliseconds per step after a warm-up, and the most memory that was taken since it was last forgotten.
 
-    Taken from the device, not what tensors hold: a recorded step keeps its own, which no tensor shows.
+    Taken from the device, not what tensors hold: a captured step keeps its own, which no tensor shows.
     """
     warm_up = WARM_UP if device.type == "cuda" else 2
     for _ in range(warm_up):
@@ -250,8 +263,9 @@ def variants(config: Config, arguments: argparse.Namespace) -> dict[str, Config]
     for cache in arguments.cache[1:]:
         found[f"ours, frames: {cache}"] = replace(config, loader=replace(config.loader, cache=cache))
     for kept in arguments.kept_patches:
-        encoder = replace(config.method.encoder, kept_patches=kept)
-        found[f"ours, {kept} patches kept"] = replace(config, method=replace(config.method, encoder=encoder))
+        method = lewm_of(config)
+        method = replace(method, encoder=replace(method.encoder, kept_patches=kept))
+        found[f"ours, {kept} patches kept"] = replace(config, method=method)
     return found
 
 
@@ -264,13 +278,13 @@ def our_rows(config: Config, arguments: argparse.Namespace, device: torch.device
         with prepared(replace(settings, out=out), "never", SINGLE, device, Notes()) as trainer:
             trainer.state.method.train()
             print(f"{name}: ready after {time.perf_counter() - started:.1f} s.", flush=True)
-            row = measure(lambda trainer=trainer: counted(trainer), arguments.steps, device)
+            row = measure(functools.partial(counted, trainer), arguments.steps, device)
             if "in cuda" in trainer.data.cache:
                 store = EpisodeStore(config.data)  # type: ignore[arg-type]
                 row["gib"] -= store.num_frames * store.resolution**2 * 3 / 2**30  # the frames themselves
             yield name, row
             if arguments.profile and name == OURS:
-                print(profile(lambda trainer=trainer: counted(trainer), device))
+                print(profile(functools.partial(counted, trainer), device))
         del trainer  # and with it the captured step, which holds much memory
 
 
@@ -289,7 +303,7 @@ def public_rows(config: Config, arguments: argparse.Namespace, device: torch.dev
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--size", choices=("full", "compact"), default=None, help="full on CUDA, else compact")
+    parser.add_argument("--size", choices=SIZES, default=None, help="full on CUDA, else compact; toy: a try")
     parser.add_argument("--steps", type=int, default=None, help="measured steps; 100 on CUDA, else 10")
     parser.add_argument("--batch-size", type=int, default=None)
     parser.add_argument("--episodes", type=int, default=40)
@@ -326,7 +340,7 @@ def main() -> None:
             # At once: what stops a long comparison shall not cost the rest of it.
             print(f"-> {name}: {row['ms']:.1f} ms, {row['gib']:.2f} GiB", flush=True)
             rows[name] = row
-    images, flops = config.train.batch_size * (config.method.history + 1), step_flops(config)
+    images, flops = config.train.batch_size * (lewm_of(config).history + 1), step_flops(config)
     print(f"\n{arguments.size} model, batch {config.train.batch_size}, {flops / 1e12:.2f} TFLOP a step, {device}")
     print(f"{'':30s}{'ms/step':>10s}{'images/s':>10s}{'TFLOP/s':>9s}{'of 989':>8s}{'GiB':>7s}{'ratio':>7s}")
     ours = rows[OURS]["ms"]

@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -245,7 +244,9 @@ def of_run(directory: Path) -> list[Path]:
 def _is_ours(folder: Path) -> bool:
     """Whether lewm wrote a folder of this name: a damaged description counts, one of something else does not."""
     path = folder / CONFIG
-    return (path.is_file() and b'"format": "lewm"' in path.read_bytes()[:1000]) or (folder / OPTIMIZER).is_file()
+    with contextlib.suppress(OSError):  # what cannot be read is not called ours
+        return (path.is_file() and b'"format": "lewm"' in path.read_bytes()[:1000]) or (folder / OPTIMIZER).is_file()
+    return False
 
 
 def latest(directory: Path) -> Path | None:
@@ -281,13 +282,15 @@ def write_folder(target: Path, fill: Callable[[Path], object]) -> None:
             fill(temporary)
             sync(temporary)
             if target.exists():
-                remove(aside)
+                if aside.exists():
+                    _give_up(aside, target)
                 target.rename(aside)
             temporary.rename(target)
         finally:
             remove(temporary)
         sync_entry(target.parent)
-    remove(aside)
+    with contextlib.suppress(OSError):  # it stays aside
+        _give_up(aside, target)
 
 
 ASIDE = ".before_"  # prefix of what has been moved aside
@@ -295,28 +298,59 @@ ASIDE = ".before_"  # prefix of what has been moved aside
 
 def recover(directory: Path) -> None:
     """Put back what a killed ``write_folder`` has moved aside, if nothing has its place now, and clear up after it."""
-    for leftover in directory.glob(".step_*.tmp"):
-        remove(leftover)
     for aside in directory.glob(f"{ASIDE}*"):
         place = aside.with_name(aside.name.removeprefix(ASIDE))
-        if place.exists():
-            remove(aside)
-        else:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if place.exists():
+                _give_up(aside, place)
+            else:
                 aside.rename(place)
+    for leftover in directory.glob(".step_*.tmp"):
+        if leftover.is_symlink():
+            remove(leftover)
+            continue
+        with contextlib.suppress(OSError):
+            _give_up(leftover, directory / leftover.name.split(".")[1])
 
 
-def prune(directory: Path, keep: int) -> list[str]:
-    """Remove all but the ``keep`` newest checkpoints; returns what could not be removed, and why."""
+def prune(directory: Path, keep: int, newest: int) -> list[str]:
+    """Remove all but ``keep`` checkpoints up to step ``newest``, which was just saved; returns what could not be.
+
+    Later ones do not count: they are damaged, or the run would have continued from them.
+    """
     problems = []
-    for old in of_run(directory)[:-keep]:
+    for old in [folder for folder in of_run(directory) if (step_of(folder) or 0) <= newest][:-keep]:
         gone = temporary_name(old)
         try:
             old.rename(gone)  # at once: a checkpoint is there, or it is not
-            shutil.rmtree(gone)
+            _give_up(gone, old)
         except OSError as error:
             problems.append(f"The old checkpoint {old} could not be removed ({error}).")
     return problems
+
+
+def _give_up(folder: Path, heir: Path) -> None:
+    """Remove a checkpoint's folder and what lewm wrote into it; whatever else is there moves to the folder ``heir``."""
+    if folder.is_symlink():
+        raise OSError(f"{folder} is a link; what it leads to stays")
+    own = _own_names(folder)
+    for item in list(folder.iterdir()):
+        if item.name in own or (item.name.startswith(".") and item.name.endswith(".tmp")):
+            item.unlink()
+        else:
+            heir.mkdir(exist_ok=True)
+            if (heir / item.name).exists():
+                raise OSError(f"{item} is not lewm's, and {heir} has something of this name")
+            item.rename(heir / item.name)
+    folder.rmdir()
+
+
+def _own_names(folder: Path) -> set[str]:
+    """What lewm wrote into a checkpoint's folder."""
+    names = {WEIGHTS, CONFIG, ACTIONS, OPTIMIZER}
+    with contextlib.suppress(FileError, KeyError, AttributeError, TypeError):
+        names |= {name for name in read_json(folder / CONFIG)["files"] if name.endswith(".safetensors")}
+    return names
 
 
 # -- tensors -------------------------------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ class EncoderConfig(Checked):
     SECTION: ClassVar[str] = "method.encoder"
 
     image_size: int = 224  # Side of the square frames, in pixels.
-    kind: Literal["vit", "resnet18"] = "vit"  # A vision transformer, or the paper's other backbone, whose size is set.
+    # A vision transformer, or the paper's other backbone: its size is set, and what is said below is of the first.
+    kind: Literal["vit", "resnet18"] = "vit"
     patch_size: int = 14  # Side of a patch, in pixels.
     depth: int = 12  # Transformer layers.
     heads: int = 3  # Attention heads.
@@ -52,16 +53,19 @@ class EncoderConfig(Checked):
             fits = self.image_size % self.patch_size == 0
             self._require(fits, "image_size", f"a multiple of {self.patch_size} (patch)")
             self._require(self.width % self.heads == 0, "width", f"a multiple of {self.heads} (heads)")
-        within = 0 <= self.kept_patches <= self.patches
-        self._require(within, "kept_patches", f"between 0 and the {self.patches} patches of a frame")
-        looks_everywhere = self.kind == "vit" or self.kept_patches == 0
-        self._require(looks_everywhere, "kept_patches", f"0 for {self.kind}, which has no patches to leave out")
+            within = 0 <= self.kept_patches <= self.patches
+            self._require(within, "kept_patches", f"between 0 and the {self.patches} patches of a frame")
         self._require(self.background_noise >= 0, "background_noise", "at least 0")
 
     @property
     def patches(self) -> int:
         """How many patches a frame has."""
         return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def needs_background(self) -> bool:
+        """Whether patches that look like the background are left out."""
+        return self.kind == "vit" and self.kept_patches > 0
 
     @property
     def out_width(self) -> int:
@@ -161,7 +165,7 @@ class JEPAConfig(Checked):
     @property
     def needs_background(self) -> bool:
         """Patches that look like the background are left out."""
-        return self.encoder.kept_patches > 0
+        return self.encoder.needs_background
 
     def inputs(self) -> Inputs:
         """Windows of ``history`` frames and the one after them."""

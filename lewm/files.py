@@ -23,6 +23,7 @@ from typing import Any
 from lewm.errors import FileError
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+NO_WAITING = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 MODEL_FILES = ("config.json", "model.safetensors")  # a folder that has both is a model's
 
 # -- appearing whole -----------------------------------------------------------------------------------------------
@@ -104,6 +105,10 @@ def sync_entry(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot be asked to wait for a folder; its files were waited for.
+        if not (path.is_dir() and error.errno in NO_WAITING):
+            raise
     finally:
         os.close(descriptor)
 
@@ -121,6 +126,18 @@ def disk_errors(path: Path) -> Iterator[None]:
             ) from error
         reason = os.strerror(error.errno) if error.errno else error
         raise FileError(f"{path} cannot be written ({reason}). Choose a place that is writable.") from error
+
+
+@contextlib.contextmanager
+def leaving_no_empty_folders(folder: Path) -> Iterator[None]:
+    """Remove what is empty in the end of a folder and those around it, if they were not there before."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    finally:
+        for each in missing:
+            with contextlib.suppress(OSError):
+                each.rmdir()
 
 
 # -- JSON and digests ----------------------------------------------------------------------------------------------
@@ -166,8 +183,10 @@ def only_writer(path: Path, busy: str) -> Iterator[None]:
         yield
     finally:
         # While it is held: whoever has opened this very file finds, once it gets the lock, that the name has another.
+        # Unless somebody has removed it by hand: the name may be another holder's by now.
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            if _is_at(descriptor, path):
+                path.unlink()
         os.close(descriptor)
 
 
@@ -189,7 +208,7 @@ def _acquire(path: Path, busy: str) -> int:
             if error.errno in NO_LOCKS:
                 remedy = "Choose a place on another file system (on NFS, mount it with locking)"
                 raise FileError(f"The file system of {path.parent} has no locks ({error}). {remedy}.") from error
-            raise
+            raise FileError(f"{path} cannot be locked ({error}). Choose another place.") from error
         os.close(descriptor)  # it was removed by the one who held it before
 
 
@@ -234,17 +253,25 @@ def check_output(path: Path, kind: Kind, inputs: Iterable[Path] = ()) -> None:
     if path.is_dir():
         raise FileError(f"{path} is a folder, where {kind.name} was to be written. Give the name of a file.")
     if path.exists():
-        with path.open("rb") as file:
+        with disk_errors(path), path.open("rb") as file:
             head = file.read(HEAD_BYTES)
         if head and not kind.fits(head):
             raise FileError(f"{path} exists and is not {kind.name}; it stays as it is. Choose another place.")
 
 
+def _real(path: Path) -> Path:
+    """Where a path leads when links are followed."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise FileError(f"{path} leads nowhere ({error}). Choose another place.") from error
+
+
 def check_place(path: Path, inputs: Iterable[Path] = ()) -> None:
     """Refuse a place for a new file or folder that is an input, or inside of one, or inside a model's folder."""
-    place = path.resolve()
+    place = _real(path)
     for source in map(Path, inputs):
-        real = source.resolve()
+        real = _real(source)
         if place == real or (place.exists() and real.exists() and place.samefile(real)):
             raise FileError(f"{path} is what is read. Choose another place for what is written.")
         if real in place.parents and real.is_dir():

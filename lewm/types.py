@@ -303,11 +303,14 @@ EncoderFunction: TypeAlias = "Callable[..., torch.Tensor]"
 class WorldModel(Protocol):
     """What a planner needs of a model; ``lewm.LeWM`` is one. ``Method`` has what is not its own."""
 
-    history: int
-    frame_skip: int
-    action_dim: int
-    image_size: int
-
+    @property
+    def history(self) -> int: ...
+    @property
+    def frame_skip(self) -> int: ...
+    @property
+    def action_dim(self) -> int: ...
+    @property
+    def image_size(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
 
@@ -331,11 +334,14 @@ class DistanceModel(WorldModel, Protocol):
 class Actor(Protocol):
     """What an agent needs of a method that does not plan: it acts at once."""
 
-    history: int
-    frame_skip: int
-    action_dim: int
-    image_size: int
-
+    @property
+    def history(self) -> int: ...
+    @property
+    def frame_skip(self) -> int: ...
+    @property
+    def action_dim(self) -> int: ...
+    @property
+    def image_size(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
 

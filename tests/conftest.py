@@ -34,6 +34,16 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked ``cuda`` where there is no such device."""
+    for marker in item.iter_markers("cuda"):
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+        (generation,) = marker.args or (None,)
+        if generation not in (None, torch.cuda.get_device_capability()[0]):
+            pytest.skip(f"needs a CUDA device of generation {generation}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What lewm remembers between commands is not the user's."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -77,6 +79,19 @@ with completing(Path({str(tmp_path / "a.txt")!r})) as temporary:
     assert {path.name for path in tmp_path.iterdir()} == {"a.txt", others.name}
 
 
+def test_a_file_system_that_cannot_wait_for_folders_is_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    honest = os.fsync
+
+    def only_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        honest(descriptor)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    files.write_json(tmp_path / "a.json", {"x": 1})
+    assert files.read_json(tmp_path / "a.json") == {"x": 1}
+
+
 def test_numbers_that_json_does_not_have_are_not_written(tmp_path: Path):
     with pytest.raises(ValueError):
         files.write_json(tmp_path / "a.json", {"x": float("nan")})
@@ -134,6 +149,16 @@ def test_the_second_is_told(tmp_path: Path):
         enter()
     enter()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_somebody_removed_is_not_taken_from_the_next_holder(tmp_path: Path):
+    lock = tmp_path / "lock"
+    with contextlib.ExitStack() as second:
+        with only_writer(lock, ""):
+            lock.unlink()
+            second.enter_context(only_writer(lock, ""))
+        with pytest.raises(FileError, match="busy"), only_writer(lock, "busy"):
+            pass
 
 
 def test_a_killed_holder_holds_nothing(tmp_path: Path):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import lewm
 from lewm.checked import flat, to_dict
 from lewm.config import Config, IcemConfig
 from lewm.errors import ConfigError
@@ -109,3 +111,19 @@ def test_todays_settings_stay_as_they_are():
 def test_whoever_types_an_old_flag_is_told_the_new_one(flag: str, message: str | None):
     found = advice(flag)
     assert (found is None) if message is None else found is not None and found.startswith(message)
+
+
+ROOT = Path(lewm.__file__).parents[1]
+
+
+@pytest.mark.parametrize("pattern", ["runs/*.*", "benchmarks/**/*.py", "scripts/*"])
+def test_no_script_uses_an_old_flag(pattern: str):
+    texts = {path: path.read_text() for path in ROOT.glob(pattern) if path.is_file()}
+    assert texts
+    old = [
+        (path.name, flag)
+        for path, text in texts.items()
+        for flag in re.findall(r"--[a-z][\w.-]+", text)
+        if advice(flag)
+    ]
+    assert old == []

@@ -1,6 +1,6 @@
 """Does a model of Cube know that a gripper grasps only what is between its fingers?
 
-    python benchmarks/grasped.py --model pretrained/cube [--episodes 24] [--away 0 0.03 0.06 0.1]
+    python benchmarks/understanding/grasped.py --model pretrained/cube [--episodes 24] [--away 0 0.03 0.06 0.1]
 
 In held-out expert episodes, at the moment before the gripper closes around the cube, the cube is put so far away (in m,
 in a random direction). Then the gripper is closed and lifted. What the model imagines for the end is compared with two

@@ -1,6 +1,6 @@
 """How far imagined futures are from what happens, for random plans of several kinds.
 
-    python benchmarks/imagination.py --model pretrained/reacher --env reacher [--plans 128] [--blocks 5]
+    python benchmarks/understanding/imagination.py --model pretrained/reacher --env reacher [--plans 128] [--blocks 5]
 
 Plans begin at the starts of the environment's frozen pairs; each is imagined by the model and executed by the
 environment, which clips actions to its bounds. Plans are Gaussian in z-scored actions, as a solver's first candidates

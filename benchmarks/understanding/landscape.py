@@ -1,6 +1,6 @@
 """How far a model's latent distance tells near from far: the search for a plan is blind beyond that.
 
-    python benchmarks/landscape.py --model pretrained/reacher --env reacher [--episodes 16]
+    python benchmarks/understanding/landscape.py --model pretrained/reacher --env reacher [--episodes 16]
 
 Prints the mean squared distance between embeddings of frames that are some action blocks apart in an expert's episode,
 in parts of that between frames of different episodes, with the share of pairs that are farther apart than those. A
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import tyro
 
-from lewm.data.collect import HELD_OUT_SEED, generate_episode
+from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.methods.lewm import LeWM
 
 BLOCKS = (1, 2, 3, 4, 5, 7, 10)

@@ -1,6 +1,6 @@
 """What can be read off an embedding by a linear map? A search follows distances, and these follow what is linear.
 
-    python benchmarks/linear.py --model pretrained/tworoom --env tworoom [--numbers agent_x agent_y]
+    python benchmarks/understanding/linear.py --model pretrained/tworoom --env tworoom [--numbers agent_x agent_y]
 
 Frames of held-out expert episodes; ridge regression from their embeddings to numbers of the state, fitted to three
 fifths of the episodes, its penalty chosen on a fifth. The table has, for the last fifth, the share of each number's

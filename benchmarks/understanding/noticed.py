@@ -1,6 +1,6 @@
 """Does a model see the objects? How far its embedding moves when nothing but one object does.
 
-    python benchmarks/noticed.py --model pretrained/tworoom --env tworoom
+    python benchmarks/understanding/noticed.py --model pretrained/tworoom --env tworoom
 
 Frames of held-out expert episodes are drawn again with one object moved towards the middle of where it is found. The
 table has the squared distance between both embeddings, in parts of the mean one between frames of different episodes:

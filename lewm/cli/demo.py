@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from lewm import files
 from lewm.cli.collect import collect_with_progress
 from lewm.cli.eval import evaluate_with_progress
 from lewm.cli.frame import console, parse, print_rates, say
 from lewm.cli.progress import training_bar
 from lewm.config import Config
 from lewm.errors import ConfigError
-from lewm.files import read_json
+from lewm.files import PAGE, RESULTS, check_output, read_json
 from lewm.presets import preset, read_config
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def run_demo(config: Config, out: Path, fresh: bool, console: Console) -> dict[s
     """Run what is missing of the demo; returns the rates of its final table."""
     from lewm.train.loop import train
 
+    check_output(out / REPORT, PAGE)
+    check_output(out / EVALUATION, RESULTS)
     if fresh:
         _clear(out)
     dataset = out / DATASET
@@ -63,12 +66,21 @@ def run_demo(config: Config, out: Path, fresh: bool, console: Console) -> dict[s
 
 
 def _clear(out: Path) -> None:
-    """Remove what a demo wrote, and nothing else."""
-    for path in out.glob(f"{DATASET}*"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    shutil.rmtree(out / TRAINING, ignore_errors=True)
-    for name in (EVALUATION, f"{EVALUATION}.partial", REPORT):
-        (out / name).unlink(missing_ok=True)
+    """Remove what a demo wrote, and nothing else; not while another writes it."""
+    from lewm.data.collect import collecting
+    from lewm.train.run import Run
+
+    if not out.is_dir():
+        return
+    check_output(out / DATASET, files.DATASET)
+    run = Run(out / TRAINING)
+    with run.writing(), collecting(out / DATASET):
+        if not (run.directory / "config.json").is_file() and any(run.directory.glob("[!.]*")):
+            raise ConfigError(f"{run.directory} is no run of a demo; it stays as it is. Choose another folder.")
+        for name in (TRAINING, f"{DATASET}.parts", f"{DATASET}.features"):
+            shutil.rmtree(out / name, ignore_errors=True)
+        for name in (DATASET, EVALUATION, f"{EVALUATION}.partial", REPORT):
+            (out / name).unlink(missing_ok=True)
 
 
 def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
@@ -79,7 +91,7 @@ def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
         return None
     document = read_json(out / EVALUATION)
     # Not compared as it stands in the file: a setting that did not exist yet had the value that is now the default.
-    if read_config(document["config"]) != config:
+    if read_config(document.get("config")) != config:
         raise ConfigError(f"{out} holds a demo with other settings. Start over with `lewm demo --fresh`.")
     return read_rates(out / EVALUATION) if (out / REPORT).is_file() else None
 

@@ -13,7 +13,7 @@ from lewm.cli.frame import console, parse, print_rates, say, take_positional
 from lewm.cli.progress import progress_bar
 from lewm.config import Config, EvalConfig, PlanConfig, SolverName
 from lewm.errors import ConfigError
-from lewm.files import RESULTS, check_output
+from lewm.files import RESULTS, check_output, check_place
 from lewm.types import WorldModel
 
 if TYPE_CHECKING:
@@ -88,6 +88,9 @@ def run(arguments: list[str]) -> None:
     config = replace(trained, env=args.env, seed=args.seed, device=args.device, plan=plan, eval=settings)
     question = ask(model, config)
     out = args.out or question.place(source, folder)
+    videos = out.with_name(f"{out.stem}_videos")
+    if args.videos:
+        check_place(videos / "film.gif", [folder])
     asked = eval_command(source, trained, config)
     evaluation = evaluate_with_progress(model, config, question, out, folder, console, asked)
     if evaluation is None:
@@ -97,7 +100,6 @@ def run(arguments: list[str]) -> None:
     if args.videos:
         few = replace(config, eval=replace(config.eval, episodes=args.videos))
         shown = evaluation or evaluate(model, few, elsewhere=True)  # results do not say what was seen
-        videos = out.with_name(f"{out.stem}_videos")
         animation.write_videos(videos, config.env, shown.results[: args.videos])
         say(f"Videos: {videos}")
 

@@ -39,7 +39,7 @@ def take_positional(arguments: list[str], verb: str, name: str, meaning: str) ->
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
     usage = f"usage: lewm {verb} {name} [options]; {name} is {meaning}"
-    if arguments and wants_help(arguments[:1]):
+    if wants_help(arguments):
         console.print(escape(f"{usage}.\n`lewm {verb} {name} --help` lists the options."))
         raise SystemExit(0)
     raise ConfigError(f"{name} is missing. {usage}.")

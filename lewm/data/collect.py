@@ -69,7 +69,7 @@ def collect(
     """
     out = Path(out)
     collection = _Collection.checked(env, out, settings, seed)
-    with only_writer(Path(f"{out}.lock"), f"Another process is collecting into {out}. Wait, or choose another file."):
+    with collecting(out):
         existing, episodes = collection.episodes_in(out) if out.exists() else 0, settings.episodes
         cuts = range(existing // PART_EPISODES * PART_EPISODES, episodes, PART_EPISODES)
         parts = [range(max(existing, cut), min(episodes, cut + PART_EPISODES)) for cut in cuts if existing < episodes]
@@ -86,6 +86,11 @@ def collect(
             merged.replace(out)
         collection.clear()
     return _report(out, new_episodes)
+
+
+def collecting(out: Path) -> contextlib.AbstractContextManager[None]:
+    """Be the only process that collects into a file."""
+    return only_writer(Path(f"{out}.lock"), f"Another process is collecting into {out}. Wait, or choose another file.")
 
 
 def _report(out: Path, new_episodes: int) -> CollectReport:

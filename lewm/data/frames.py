@@ -164,7 +164,7 @@ def open_frames(
         return DiskFrames(store, threads, "as asked for", pinned)
     needed = store.num_frames * _frame_bytes(store)
     for place in map(torch.device, ("cpu",) if cache == "ram" else (device, "cpu")):
-        budget = int(_free_bytes(place) * SHARES[cache])
+        budget = int(free_bytes(place) * SHARES[cache])
         sizes = f"{needed / 2**20:.1f} MiB, the budget is {budget / 2**20:.1f} MiB"
         if needed <= budget and place.type == "cpu":
             return RamFrames(store, threads, sizes, pinned)
@@ -175,7 +175,7 @@ def open_frames(
     return DiskFrames(store, threads, f"decoded they would take {sizes}", pinned)
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     """Memory that can still be taken on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

@@ -133,7 +133,7 @@ class Cube(MujocoEnv):
         return np.linalg.norm(way, axis=-1) <= SUCCESS_DISTANCE
 
     def _scene(self) -> Any:
-        return _scene()
+        return fixed_scene()
 
     def _moved(self, state: Array, name: str, position: Array) -> Array:
         if position.shape != (3,):
@@ -212,7 +212,7 @@ def _robot() -> _Robot:
 
 
 @functools.cache
-def _scene() -> Any:
+def fixed_scene() -> Any:
     """The same scene for drawing, with meshes as fine as a frame can show."""
     robot = _robot()
     assets = mjcf_utils.get_assets(robot.mjcf_model)

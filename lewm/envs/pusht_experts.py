@@ -119,8 +119,8 @@ def _all_pairs(lengths: Array) -> Array:
 
 # Shortest walks from each corner to each corner, and on to each push's beginning: (6, 6) and (6, pushes).
 _CORNER_TO_CORNER = _all_pairs(_lengths(_CORNERS[:, None], _CORNERS[None]))
-_LAST_WALKS = _lengths(_CORNERS[:, None], _BEGINNINGS[None])
-_CORNER_TO_BEGINNING = (_CORNER_TO_CORNER[:, :, None] + _LAST_WALKS[None]).min(axis=1)
+_FROM_CORNER = _lengths(_CORNERS[:, None], _BEGINNINGS[None])
+_CORNER_TO_BEGINNING = (_CORNER_TO_CORNER[:, :, None] + _FROM_CORNER[None]).min(axis=1)
 
 
 class PushTExpert(Expert):

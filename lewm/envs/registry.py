@@ -50,34 +50,34 @@ class EnvEntry:
     kinds: str | None = None
 
 
-_ENTRIES: dict[str, EnvEntry] = {}
+ENTRIES: dict[str, EnvEntry] = {}
 USER_MODULES = "LEWM_ENVS"  # the environment variable
 
 
 def register_env(entry: EnvEntry) -> None:
     """Make an environment known to lewm by its name and to Gymnasium by its id. Doing it again changes nothing."""
-    if _ENTRIES.get(entry.name) == entry:  # a worker knows it already when it imports the module that registers it
+    if ENTRIES.get(entry.name) == entry:  # a worker knows it already when it imports the module that registers it
         return
-    if entry.name in _ENTRIES or entry.gym_id in gymnasium.registry:
+    if entry.name in ENTRIES or entry.gym_id in gymnasium.registry:
         raise EnvError(f"{entry.name!r} or {entry.gym_id!r} is registered already; choose another name.")
     gymnasium.register(entry.gym_id, entry_point=entry.entry_point, max_episode_steps=entry.episode_steps)
-    _ENTRIES[entry.name] = entry
+    ENTRIES[entry.name] = entry
 
 
 def env_names() -> tuple[str, ...]:
     """The names of all environments, in alphabetical order."""
     import_user_modules(USER_MODULES, EnvError)
-    return tuple(sorted(_ENTRIES))
+    return tuple(sorted(ENTRIES))
 
 
 def env_entry(name: str) -> EnvEntry:
     """The entry of an environment, by its name ("tworoom") or Gymnasium id ("lewm/TwoRoom-v0")."""
     import_user_modules(USER_MODULES, EnvError)
-    for entry in _ENTRIES.values():
+    for entry in ENTRIES.values():
         if name in (entry.name, entry.gym_id):
             return entry
     own = f"One of your own has to be registered by a module that {USER_MODULES} names."
-    raise EnvError(f"{unknown_name('environment', name, _ENTRIES)} {own}")
+    raise EnvError(f"{unknown_name('environment', name, ENTRIES)} {own}")
 
 
 def make_env(name: str, resolution: int = 224, obs_type: ObsType = "state") -> WorldEnv:

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lewm.envs.registry import make_env
-from lewm.files import completing
+from lewm.files import FILM, check_output, completing
 from lewm.types import Array, EpisodeResult
 from lewm.video import encode_gif
 
@@ -36,7 +36,9 @@ def episodes_gif(env_name: str, results: Sequence[EpisodeResult]) -> bytes:
 def write_videos(folder: Path, env_name: str, results: Sequence[EpisodeResult]) -> None:
     """Write one GIF per episode into ``folder``, which is made if needed."""
     for result in results:
-        with completing(folder / f"episode_{result.index:03d}.gif") as temporary:
+        film = folder / f"episode_{result.index:03d}.gif"
+        check_output(film, FILM)
+        with completing(film) as temporary:
             temporary.write_bytes(episodes_gif(env_name, [result]))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from lewm.errors import FileError
 from lewm.evaluate.journal import Journal
 from lewm.evaluate.question import Question
-from lewm.files import RESULTS, check_output, only_writer, read_json
+from lewm.files import RESULTS, check_output, leaving_no_empty_folders, only_writer, read_json
 
 
 def is_answered(out: Path, question: Question) -> bool:
@@ -31,19 +31,17 @@ def answering(out: Path, question: Question) -> Iterator[Journal | None]:
     Nobody else writes there meanwhile. An interruption leaves the notes, from which the same question goes on; whoever
     has written the results removes them.
     """
+    lock, notes = (out.with_name(f"{out.name}.{suffix}") for suffix in ("lock", "partial"))
     if is_answered(out, question):
+        if notes.exists() or lock.exists():  # of one that was killed at its last word
+            with contextlib.suppress(FileError), only_writer(lock, ""):
+                Journal(notes, question.facts).remove()
         yield None
         return
-    missing = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
     busy = f"Another evaluation is writing {out}. Wait for it, or name other results with --out."
-    try:
-        with only_writer(out.with_name(f"{out.name}.lock"), busy):
-            if is_answered(out, question):  # by one that has just ended
-                yield None
-                return
-            with contextlib.closing(Journal(out.with_name(f"{out.name}.partial"), question.facts)) as journal:
-                yield journal
-    finally:
-        for folder in missing:  # what was refused leaves no trace
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+    with leaving_no_empty_folders(out.parent), only_writer(lock, busy):
+        if is_answered(out, question):  # by one that has just ended
+            yield None
+            return
+        with contextlib.closing(Journal(notes, question.facts)) as journal:
+            yield journal

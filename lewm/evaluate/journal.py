@@ -8,6 +8,7 @@ only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -119,7 +120,8 @@ class Journal(Notes):
     def close(self) -> None:
         """Leave it for later."""
         if self._file:
-            self._file.close()
+            with contextlib.suppress(OSError):  # of a full disk, which ``add`` has named
+                self._file.close()
 
     def remove(self) -> None:
         """Its question is answered."""

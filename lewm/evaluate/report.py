@@ -26,7 +26,7 @@ from lewm.envs.registry import env_entry
 from lewm.evaluate.animation import episodes_gif
 from lewm.evaluate.results import LABELS, Evaluation
 from lewm.evaluate.stats import Rate
-from lewm.files import completing
+from lewm.files import PAGE, check_output, completing
 from lewm.types import HOLD_STEPS, EpisodeResult, Outcome
 from lewm.version import __version__
 
@@ -64,6 +64,7 @@ def write_report(path: Path, evaluation: Evaluation, metrics: list[dict[str, Any
 
     metrics: rows of the run's metrics.jsonl, possibly none.  summary: facts about the run worth reading.
     """
+    check_output(path, PAGE)
     config, rates = evaluation.config, evaluation.rates()
     success, *_ = rates.values()
     entry = env_entry(config.env)

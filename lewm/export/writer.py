@@ -22,12 +22,16 @@ from lewm import checkpoint
 from lewm.checked import to_dict
 from lewm.config import Config
 from lewm.data.store import EpisodeStore
+from lewm.errors import FileError
 from lewm.export.card import CARD, Evaluated, in_order, model_card
 from lewm.export.commands import portable
+from lewm.files import check_place, leaving_no_empty_folders, only_writer, read_json
 from lewm.methods.base import Method
 from lewm.methods.files import describe, load, recorded_file
 from lewm.presets import read_config
 from lewm.train.logs import read_metrics
+
+LOCK = ".lock"  # in the folder, while a process exports to it
 
 
 def export_run(source: str | Path, out: Path, evaluations: Sequence[Path] = ()) -> Path:
@@ -38,25 +42,47 @@ def export_run(source: str | Path, out: Path, evaluations: Sequence[Path] = ()) 
     """
     folder = checkpoint.resolve(source)
     document = checkpoint.load_document(folder)
+    _check_place(out, folder)
     model = load(folder, device="cpu")
     tensors = bf16_tensors(model)
     digest = checkpoint.weights_digest(tensors)
     new = [Evaluated.read(path, digest) for path in evaluations]
-    recorded = document.get("run", {})
-    run = read_config(recorded, lost=[])
-    earlier = _earlier_export(out, digest)
-    entries = (entry for known in (_earlier_export(folder, digest), earlier) for entry in known.get("evaluations", ()))
-    evaluated = in_order((*(Evaluated.remembered(entry, run) for entry in entries), *new))
-    description: dict[str, Any] = {
-        **describe(model),
-        **{name: document[name] for name in ("imported_from",) if name in document},
-        "training": _training(folder, document),
-        "data": document.get("data") or _data_facts(run) or earlier.get("data"),
-        "run": to_dict(portable(run)) if recorded else {},
-        "evaluations": [evaluation.entry(run) for evaluation in evaluated],
-    }
-    card = model_card(out.name, description, model)
-    return checkpoint.save_model(out, {checkpoint.WEIGHTS: tensors} | recorded_file(model), description, {CARD: card})
+    busy = f"Another process is exporting to {out}. Wait for it."
+    with leaving_no_empty_folders(out), only_writer(out / LOCK, busy):
+        recorded = document.get("run", {})
+        run = read_config(recorded, lost=[])
+        earlier = _earlier_export(out, digest)
+        entries = (
+            entry for known in (_earlier_export(folder, digest), earlier) for entry in known.get("evaluations", ())
+        )
+        evaluated = in_order((*(Evaluated.remembered(entry, run) for entry in entries), *new))
+        description: dict[str, Any] = {
+            **describe(model),
+            **{name: document[name] for name in ("imported_from",) if name in document},
+            "training": _training(folder, document),
+            "data": document.get("data") or _data_facts(run) or earlier.get("data"),
+            "run": to_dict(portable(run)) if recorded else {},
+            "evaluations": [evaluation.entry(run) for evaluation in evaluated],
+        }
+        card = model_card(out.name, description, model)
+        return checkpoint.save_model(
+            out, {checkpoint.WEIGHTS: tensors} | recorded_file(model), description, {CARD: card}
+        )
+
+
+def _check_place(out: Path, folder: Path) -> None:
+    """Refuse a place where the model that is read, a checkpoint or anything but an earlier export would be lost."""
+    check_place(out, [folder])
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise FileError(f"{out} is a file, where a folder was to be written. Choose another place.")
+    config = out / checkpoint.CONFIG
+    if not config.exists() and not (out / checkpoint.WEIGHTS).exists():
+        return
+    known = read_json(config) if config.is_file() else None
+    if not isinstance(known, dict) or "evaluations" not in known or (out / checkpoint.OPTIMIZER).exists():
+        raise FileError(f"{out} holds what `lewm export` did not write; it stays as it is. Choose another place.")
 
 
 def bf16_tensors(model: Method) -> dict[str, torch.Tensor]:

@@ -76,7 +76,7 @@ class ActingConfig(MethodConfig):
 
     @property
     def needs_background(self) -> bool:
-        return not self.features and self.encoder.kept_patches > 0
+        return not self.features and self.encoder.needs_background
 
     def rows(self) -> dict[str, str]:
         return {"encoder": f"frozen, of {self.features}" if self.features else self.encoder.title}

@@ -17,7 +17,7 @@ import torch
 from lewm import checkpoint
 from lewm.config import EncoderConfig, PredictorConfig
 from lewm.errors import CheckpointError, ConfigError
-from lewm.files import read_json
+from lewm.files import check_place, read_json
 from lewm.methods.lewm import LeWM, LeWMConfig
 from lewm.types import DataFacts
 
@@ -72,6 +72,7 @@ def import_official(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} exists and is not an empty folder. Choose a new place for the import.")
+    check_place(out, [weights, config])
     settings = _read_config(config, frame_skip)
     stats = facts.actions if facts else None
     if stats is not None and len(stats.mean) != settings.action_dim:
@@ -83,7 +84,8 @@ def import_official(
     checkpoint.check_tensors(tensors, views, weights)
     for name, view in views.items():
         view.copy_(tensors[name])
-    return model.save_pretrained(out, extra={"imported_from": weights.name})
+    checkpoint.write_folder(out, lambda folder: model.save_pretrained(folder, {"imported_from": weights.name}))
+    return out
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:

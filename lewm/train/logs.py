@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,6 @@ class MetricsLog:
     """
 
     def __init__(self, directory: Path, first_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         self.path = directory / "metrics.jsonl"
         with disk_errors(self.path):
             directory.mkdir(parents=True, exist_ok=True)
@@ -26,20 +28,53 @@ class MetricsLog:
             with completing(self.path) as temporary:
                 temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
             self._file = self.path.open("a")
-            self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=first_step)
+            self._board = _Board(directory / "tensorboard", first_step)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Record measurements of one step."""
         with disk_errors(self.path):
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._file.flush()
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+            self._board.write(step, values)
 
     def close(self) -> None:
-        """Flush and close both files."""
+        """Flush and close both files. What did not fit on the disk has been complained of when it was written."""
+        for file in (self._file, self._board):
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+class _Board:
+    """Events for TensorBoard in a new file, on disk when ``write`` returns.
+
+    TensorBoard's own writer has a thread, whose errors nobody can catch.
+    """
+
+    def __init__(self, directory: Path, first_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        directory.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        self._file = RecordWriter((directory / name).open("xb"))
+        self._add(file_version="brain.Event:2")
+        # What earlier files say of this step and later ones is not shown.
+        self._add(step=first_step, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(step=step, summary=Summary(value=scalars))
+
+    def _add(self, **what: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._file.write(Event(wall_time=time.time(), **what).SerializeToString())
+        self._file.flush()
+
+    def close(self) -> None:
         self._file.close()
-        self._board.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

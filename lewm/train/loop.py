@@ -110,11 +110,14 @@ def prepared(
     dataset = _agreed_dataset(config, processes)
     state = _initial_state(config, dataset, device, processes)
     run = Run(config.out or Path("runs/train"))
-    fast, compilation = _compiled(state.method, config, device, processes, run)
-    processes.together(lambda: compute_features(dataset, device, monitor.note) if processes.is_first else None)
-    data = processes.together(lambda: load_windows(config, dataset, device))
     with contextlib.ExitStack() as stack:
-        newest, problems = _claim(run, config, resume, processes, stack)
+        # Before the work: whoever may not write there need not wait for it.
+        processes.together(lambda: _claim(run, config, resume, stack) if processes.is_first else None)
+        fast, compilation = _compiled(state.method, config, device, processes, run)
+        processes.together(lambda: compute_features(dataset, device, monitor.note) if processes.is_first else None)
+        data = processes.together(lambda: load_windows(config, dataset, device))
+        opened = processes.together(lambda: run.open(config) if processes.is_first else (None, []))
+        newest, problems = processes.from_first(opened)
         for note in (*_notes(data), *problems, *_remarks(state.method, dataset, processes)):
             monitor.note(note)
         if compilation:
@@ -163,18 +166,10 @@ def _compiled(
     return fast, Compilation(fast, config) if early else None
 
 
-def _claim(
-    run: Run, config: Config, resume: str, processes: Processes, stack: contextlib.ExitStack
-) -> tuple[Path | None, list[str]]:
-    """Open the run's folder for as long as ``stack`` lasts: where to continue, and what is wrong with what is newer."""
-
-    def claim() -> tuple[Path | None, list[str]]:
-        if not processes.is_first:
-            return None, []
-        stack.enter_context(run.writing())
-        return run.open(config, resume)
-
-    return processes.from_first(processes.together(claim))
+def _claim(run: Run, config: Config, resume: str, stack: contextlib.ExitStack) -> None:
+    """Make the run's folder ours for as long as ``stack`` lasts, unless it holds something else."""
+    stack.enter_context(run.writing())
+    run.check(config, resume)
 
 
 def _notes(data: TrainingData) -> Iterator[str]:

@@ -24,13 +24,16 @@ class Batches:
         load: the batch of a step, on any device; a pure function of it.
         steps: how many the run has.
         device: where batches go.
+
+    Attributes:
+        ahead: how many are prepared beforehand.
     """
 
     def __init__(self, load: Callable[[int], Batch], steps: int, device: torch.device) -> None:
         self._load, self._steps, self._device = load, steps, device
         # Elsewhere there is nothing to overlap with.
-        self._ahead = AHEAD if device.type == "cuda" else 0
-        self._stream = torch.cuda.Stream(device) if self._ahead else None
+        self.ahead = AHEAD if device.type == "cuda" else 0
+        self._stream = torch.cuda.Stream(device) if self.ahead else None
         self._pool = ThreadPoolExecutor(1, "prefetch")
         self._pending: dict[int, Future[Batch]] = {}
 
@@ -38,7 +41,7 @@ class Batches:
         """The batch of a step; starts to prepare the ones after it."""
         future = self._pending.pop(step, None)
         batch = future.result() if future else self._prepare(step)
-        for later in range(step + 1, min(step + 1 + self._ahead, self._steps)):
+        for later in range(step + 1, min(step + 1 + self.ahead, self._steps)):
             if later not in self._pending:
                 self._pending[later] = self._pool.submit(self._prepare, later)
         if self._stream is not None:

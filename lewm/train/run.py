@@ -21,7 +21,7 @@ from lewm import checkpoint
 from lewm.checked import flat, to_dict
 from lewm.config import Config
 from lewm.errors import TrainingError
-from lewm.files import only_writer, read_json, write_json
+from lewm.files import check_place, leaving_no_empty_folders, only_writer, read_json, write_json
 from lewm.methods.base import Method
 from lewm.methods.files import read_facts, save
 from lewm.presets import read_config
@@ -78,40 +78,52 @@ class Run:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Be the only process that trains into the folder; without one, nothing stays if nothing was written."""
-        is_new = not self.directory.exists()
+        check_place(self.directory)
         busy = f"Another process is training into {self.directory}. Wait for it, or choose another folder with --out."
-        try:
-            with only_writer(self.directory / LOCK, busy):
-                yield
-        finally:
-            if is_new:
-                with contextlib.suppress(OSError):  # it holds a run now
-                    self.directory.rmdir()
+        with leaving_no_empty_folders(self.directory), only_writer(self.directory / LOCK, busy):
+            yield
 
-    def open(self, config: Config, resume: str) -> tuple[Path | None, list[str]]:
-        """Claim the folder for this run: the checkpoint to continue from, if any, and what is wrong with newer ones.
+    def open(self, config: Config) -> tuple[Path | None, list[str]]:
+        """Begin or continue: the checkpoint to continue from, if any, and what is wrong with newer ones."""
+        earlier = self._earlier()
+        if earlier is None:
+            write_json(self._description, to_dict(config))
+            return None, []
+        # What is free may have changed, and an earlier version's description becomes one of this version.
+        newest = replace(config, collect=earlier.collect, plan=earlier.plan, eval=earlier.eval)
+        write_json(self._description, to_dict(newest))
+        checkpoint.recover(self.checkpoints)
+        return checkpoint.newest_whole(self.checkpoints)
 
-        Raises when the folder holds something else: nothing of it is touched.
-        """
-        path = self.directory / "config.json"
-        if path.is_file():
-            self._check_same_run(read_json(path), config, resume)
-            checkpoint.recover(self.checkpoints)
-            return checkpoint.newest_whole(self.checkpoints)
-        if self.directory.exists() and any(item.name != LOCK for item in self.directory.iterdir()):
+    def check(self, config: Config, resume: str) -> None:
+        """Raise when the folder holds something else than this run. Nothing is touched."""
+        earlier = self._earlier()
+        if earlier is not None:
+            self._check_same_run(earlier, config, resume)
+        elif self.directory.exists() and any(item.name != LOCK for item in self.directory.iterdir()):
             raise TrainingError(
                 f"{self.directory} is not empty and is not a training run. Choose another folder with --out."
             )
-        write_json(path, to_dict(config))
-        return None, []
 
-    def _check_same_run(self, saved: Any, config: Config, resume: str) -> None:
+    @property
+    def _description(self) -> Path:
+        return self.directory / "config.json"
+
+    def _earlier(self) -> Config | None:
+        """The settings of the run that is here, if one is."""
+        if not self._description.is_file():
+            return None
+        saved = read_json(self._description)
+        if isinstance(saved, dict) and saved.get("format") == "lewm":
+            raise TrainingError(f"{self.directory} holds a model, not a run. Choose another folder with --out.")
+        # Through a Config: settings that did not exist when the run began had what is now their default.
+        return read_config(saved)
+
+    def _check_same_run(self, earlier: Config, config: Config, resume: str) -> None:
         if resume == "never":
             raise TrainingError(
                 f"{self.directory} already holds a run. Continue it with --resume auto, or choose another --out."
             )
-        # Through a Config: settings that did not exist when the run began had what is now their default.
-        earlier = read_config(saved)
         if earlier.method.NAME != config.method.NAME:
             raise TrainingError(
                 f"{self.directory} holds a run of the method {earlier.method.NAME}, not of {config.method.NAME}. "
@@ -123,17 +135,14 @@ class Run:
             raise TrainingError(
                 f"{self.directory} holds another run: {', '.join(differing)}. Choose another folder with --out."
             )
-        # What is free may have changed, and an earlier version's description becomes one of this version.
-        newest = replace(config, collect=earlier.collect, plan=earlier.plan, eval=earlier.eval)
-        write_json(self.directory / "config.json", to_dict(newest))
 
     def save(self, step: int, state: TrainingState, progress: dict[str, Any]) -> tuple[Path, list[str]]:
         """Write the checkpoint of ``step`` completed steps, and remove all but the newest; says what did not go."""
         target = self._place(step)
-        extra = {"training": {"step": step, **progress}, "run": read_json(self.directory / "config.json")}
+        extra = {"training": {"step": step, **progress}, "run": read_json(self._description)}
         moments = optimizer_tensors(state.optimizer, state.method)
         checkpoint.write_folder(target, lambda folder: save(state.method, folder, extra, moments))
-        return target, checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS)
+        return target, checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS, step)
 
     @staticmethod
     def read(folder: Path) -> Saved:

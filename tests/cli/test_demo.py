@@ -16,6 +16,7 @@ from lewm.config import Config
 from lewm.errors import LewmError
 from lewm.evaluate.results import LABELS
 from lewm.evaluate.stats import Rate
+from lewm.files import only_writer
 from lewm.presets import preset
 
 CONFIG = replace(preset("debug"), device="cpu")
@@ -118,6 +119,40 @@ def test_starting_over_gives_the_same_figures_and_spares_other_files(finished: t
             assert without_times(new) == without_times(old)
         else:
             assert new == old or path.name == "report.html", f"{path} came out different"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("dataset.h5", "a thesis"),
+        ("training/thesis.tex", "a thesis"),
+        ("evaluation.json", '{"mine": 1}'),
+        ("report.html", "a thesis"),
+    ],
+)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_no_demo_wrote_stays(tmp_path: Path, name: str, content: str, fresh: bool):
+    """And is said before there is any work."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(LewmError, match=name.split("/")[0]):
+        demo(tmp_path, fresh=fresh)
+    assert (tmp_path / name).read_text() == content
+    made = {path.name for path in tmp_path.iterdir()} - {name.split("/")[0]}
+    assert made <= ({"dataset.h5"} if name == "training/thesis.tex" and not fresh else set())
+
+
+def test_starting_over_spares_names_like_its_own_and_what_others_write(finished: tuple[Path, dict[str, Rate]]):
+    out, _ = finished
+    copy = out / "dataset.h5.my-copy"
+    copy.write_text("mine")
+    before = state_of(out, *REUSED)
+    for lock in (out / "training" / ".lock", out / "dataset.h5.lock"):
+        with only_writer(lock, ""), pytest.raises(LewmError, match="Another process is"):
+            demo(out, fresh=True)
+    assert state_of(out, *REUSED) == before
+    demo(out, fresh=True)
+    assert copy.read_text() == "mine"
 
 
 @pytest.mark.parametrize(

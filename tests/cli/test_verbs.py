@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 from lewm.cli import VERBS
 from lewm.cli.demo import DemoArgs
+from lewm.cli.train import COMMON, EXAMPLES
 from lewm.methods.registry import METHODS
 from lewm.presets import PRESETS
 from lewm.version import __version__
@@ -46,6 +48,8 @@ def test_version(lewm: Lewm):
         (["demo", "--help"], "--fresh"),
         (["collect", "--help"], "--episodes"),
         (["train", "--help"], "PRESET is one of debug, demo, tworoom"),
+        (["train", "--method", "pldm", "--help"], "--train.batch-size N"),
+        (["eval", "--seed", "1", "-h"], "CHECKPOINT is a model or run folder"),
         (["train", "debug", "--help"], "--method.encoder.depth"),
         (["train", "debug", "--help"], "--resume"),
         (["eval", "--help"], "CHECKPOINT"),
@@ -65,6 +69,34 @@ def test_every_verb_can_be_asked_for_help(lewm: Lewm, verb: str):
     answer = lewm(verb, "--help")
     assert (answer.status, answer.err) == (0, "")
     assert verb in answer.out
+
+
+@pytest.mark.parametrize("options", [[], ["debug"], ["debug", "--method", "gcbc"]])
+def test_train_help_begins_with_what_most_runs_change(lewm: Lewm, options: list[str]):
+    """A dozen settings and examples, with a preset and without, before everything else."""
+    answer = lewm("train", *options, "--help").out
+    common = answer[: answer.index("usage:")]
+    for flag in COMMON:
+        assert flag in common
+    for example in EXAMPLES:
+        assert example in common
+    assert len(COMMON) == 12
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_train_help_has_nothing_that_training_does_not_read(lewm: Lewm, method: str):
+    answer = lewm("train", "debug", "--method", method, "--help").out
+    flags = set(re.findall(r"--[a-z][a-z.-]+", answer[answer.index("usage:") :]))
+    sections = {flag.partition(".")[0] for flag in flags if "." in flag}
+    assert sections == {"--train", "--method", "--loader"}
+    assert {flag for flag in flags if "." not in flag} == {
+        *("--help", "--out", "--env", "--data", "--seed", "--device", "--resume")
+    }
+
+
+@pytest.mark.parametrize("flag", [flag.split()[0] for flag in COMMON if flag.split()[0] != "--method"])
+def test_the_common_settings_exist(lewm: Lewm, flag: str):
+    assert f"{flag} " in lewm("train", "debug", "--help").out.partition("usage:")[2]
 
 
 def test_train_help_shows_the_presets_values(lewm: Lewm):

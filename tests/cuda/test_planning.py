@@ -12,7 +12,7 @@ from lewm.plan.inputs import Request
 from lewm.plan.planner import Planner
 from lewm.types import ActionStats, Context, DataFacts
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.cuda
 
 CONFIG = PlanConfig(samples=64, elites=8, iterations=6, precision="float32")
 

@@ -1,4 +1,4 @@
-"""Training on a GPU: bf16, frames on the device, compiled and recorded steps, and a run that continues."""
+"""Training on a GPU: bf16, frames on the device, compiled and captured steps, and a run that continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lewm.train.step import PLAIN_STEPS, CapturedStep, StepResult
 from lewm.train.trainer import SilentMonitor
 from lewm.types import Batch, Losses
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.cuda
 
 
 def on_gpu(config: Config, out: Path, **changes: Any) -> Config:
@@ -65,7 +65,7 @@ def test_a_fast_step_is_the_plain_step(
 
 
 @pytest.mark.parametrize("compiling", ["off", "on"])
-def test_a_recorded_run_without_background_is_the_plain_one(
+def test_a_captured_run_without_background_is_the_plain_one(
     debug_config: Config, tmp_path: Path, compiling: str
 ) -> None:
     """At a tenth of the other tests' learning rate: Adam's first steps have the size of the rate wherever a gradient is
@@ -86,7 +86,7 @@ def test_a_recorded_run_without_background_is_the_plain_one(
 
 
 @pytest.mark.parametrize("changes", [{"cuda_graph": True}, {"cuda_graph": True, "compile": "on"}])
-def test_a_recorded_run_with_muon_is_the_plain_one(
+def test_a_captured_run_with_muon_is_the_plain_one(
     debug_config: Config, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Less closely than with AdamW: directions in which a gradient is mostly rounding are stepped along as well."""
@@ -98,7 +98,7 @@ def test_a_recorded_run_with_muon_is_the_plain_one(
     assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=1e-2)
 
 
-def way_with_muon(config: Config, device: torch.device, recorded: bool) -> torch.Tensor:
+def way_with_muon(config: Config, device: torch.device, captured: bool) -> torch.Tensor:
     """How far Muon's matrices have come, as one vector, after steps towards a target that moves with each.
 
     The slope is a difference, without the sums whose order a GPU does not fix.
@@ -121,7 +121,7 @@ def way_with_muon(config: Config, device: torch.device, recorded: bool) -> torch
         optimizer.step()
         return StepResult(Losses(loss.detach(), {}), loss.detach().isfinite())
 
-    taken = CapturedStep(step, quiet=lambda: None) if recorded else step
+    taken = CapturedStep(step, quiet=lambda: None) if captured else step
     nothing = Batch(torch.zeros(1, device=device), torch.zeros(1, device=device))
     for number in range(PLAIN_STEPS + 6):
         set_learning_rate(optimizer, learning_rate(settings, number))
@@ -130,17 +130,17 @@ def way_with_muon(config: Config, device: torch.device, recorded: bool) -> torch
     return torch.cat([p.detach().flatten() for p in matrices]) - start
 
 
-def test_a_recorded_muon_step_gives_the_weights_of_a_plain_one(debug_config: Config) -> None:
-    """Its momentum is kept in place, and the learning rate, another one at each step, is not recorded with it.
+def test_a_captured_muon_step_gives_the_weights_of_a_plain_one(debug_config: Config) -> None:
+    """Its momentum is kept in place, and the learning rate, another one at each step, is not captured with it.
 
     Either mistake leads astray by more than 0.4, while products in float32 instead of bfloat16 make 0.03.
     """
-    plain, recorded = (way_with_muon(debug_config, torch.device("cuda"), recorded) for recorded in (False, True))
-    assert (recorded - plain).norm() < 0.1 * plain.norm()
+    plain, captured = (way_with_muon(debug_config, torch.device("cuda"), captured) for captured in (False, True))
+    assert (captured - plain).norm() < 0.1 * plain.norm()
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_dropout_of_a_recorded_step_is_a_function_of_seed_and_step(
+def test_dropout_of_a_captured_step_is_a_function_of_seed_and_step(
     debug_config: Config, tmp_path: Path, fast: bool
 ) -> None:
     """An interrupted run sees the dropout, windows and directions that it would have had."""
@@ -170,7 +170,7 @@ def test_each_replay_has_a_dropout_of_its_own(debug_config: Config, tmp_path: Pa
             torch.manual_seed(seed)
             return trainer.take_step(batch, draws).losses.total.item()
 
-        for seed in range(4):  # until it is recorded
+        for seed in range(4):  # until it is captured
             loss(seed)
         found = [loss(seed) for seed in (7, 8, 7)]
     assert found[0] != found[1]
@@ -185,7 +185,7 @@ def test_the_host_does_not_wait_between_log_lines(debug_config: Config, tmp_path
             trainer.train_step()
             trainer.step += 1
         trainer.batches.wait()
-        trainer.batches._ahead = 0  # the thread that prepares batches may wait, and does
+        trainer.batches.ahead = 0  # the thread that prepares batches may wait, and does
         torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(2):

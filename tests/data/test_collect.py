@@ -338,7 +338,7 @@ def test_a_failing_episode_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_worker_reports_its_failing_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.py").write_text(BROKEN_EXPERT)
     monkeypatch.syspath_prepend(tmp_path)  # where workers look as well
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    monkeypatch.setattr(registry, "ENTRIES", dict(registry.ENTRIES))
     monkeypatch.setattr(gymnasium, "registry", dict(gymnasium.registry))
     register_env(replace(env_entry("tworoom"), name="broken", gym_id="own/Broken-v0", expert="broken:BrokenExpert"))
     with pytest.raises(DataError, match=r"Episode \d+ of broken .*ValueError\('no idea'\)"):

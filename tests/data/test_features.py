@@ -95,7 +95,7 @@ def test_they_are_computed_once_and_others_may_read_them(store: EpisodeStore) ->
 def test_the_free_memory_decides_where_they_are(store: EpisodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 170 * 6 * 2
     for free, expected in ((2 * size, "decoded features in cpu memory"), (2 * size - 2, "features read from disk")):
-        monkeypatch.setattr("lewm.data.frames._free_bytes", lambda _device, free=free: free)
+        monkeypatch.setattr("lewm.data.frames.free_bytes", lambda _device, free=free: free)
         with Features(store, NAME, DIGEST) as features:
             assert features.description.startswith(expected)
 

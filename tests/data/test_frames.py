@@ -64,7 +64,7 @@ def test_a_batch_keeps_its_memory_until_nobody_holds_it(tiny_store: TinyStore, c
 
 def test_the_free_memory_decides(tiny_store: TinyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def free_for(frames: float) -> None:
-        monkeypatch.setattr("lewm.data.frames._free_bytes", lambda _device: int(frames * FRAME_BYTES))
+        monkeypatch.setattr("lewm.data.frames.free_bytes", lambda _device: int(frames * FRAME_BYTES))
 
     store, rows = tiny_store([10]), np.arange(10)[None]
     in_memory = open_frames(store)
@@ -85,7 +85,7 @@ def test_the_free_memory_decides(tiny_store: TinyStore, monkeypatch: pytest.Monk
 
 def test_frames_go_to_the_device_if_it_has_room(tiny_store: TinyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"meta": 20, "cpu": 1000}
-    monkeypatch.setattr("lewm.data.frames._free_bytes", lambda device: free[device.type] * FRAME_BYTES)
+    monkeypatch.setattr("lewm.data.frames.free_bytes", lambda device: free[device.type] * FRAME_BYTES)
     store = tiny_store([10])
     assert open_frames(store, device="meta").gather(np.zeros((1, 1), int)).device.type == "meta"
     free["meta"] = 19

@@ -166,9 +166,9 @@ def test_the_coarse_meshes_look_like_the_fine_ones(env, monkeypatch):
     states = episode(seed=1, steps=40)[0][::10]
     coarse = env.render_states(states).astype(int)
     monkeypatch.setattr(cube, "MESH_GRID", 1e-7)
-    fine_scene = cube._scene.__wrapped__()
-    assert fine_scene.nmeshface > 4 * cube._scene().nmeshface
-    monkeypatch.setattr(cube, "_scene", lambda: fine_scene)
+    fine_scene = cube.fixed_scene.__wrapped__()
+    assert fine_scene.nmeshface > 4 * cube.fixed_scene().nmeshface
+    monkeypatch.setattr(cube, "fixed_scene", lambda: fine_scene)
     fine = Cube(resolution=112).render_states(states).astype(int)
     difference = np.abs(fine - coarse)
     assert difference.mean() < 1.5

@@ -34,7 +34,7 @@ def entry_with(**changes: object) -> EnvEntry:
 @pytest.fixture
 def clean_registry(monkeypatch):
     """What a test registers is gone after it."""
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    monkeypatch.setattr(registry, "ENTRIES", dict(registry.ENTRIES))
     known_ids = set(gymnasium.registry)
     yield
     for gym_id in set(gymnasium.registry) - known_ids:

@@ -233,12 +233,12 @@ def test_distances_that_are_no_numbers_are_not_drawn(tmp_path: Path, evaluation:
 
 
 def test_same_evaluation_same_page(tmp_path: Path, html: str, evaluation: Evaluation):
-    assert write_report(tmp_path / "again", evaluation, METRICS, {"Parameters": "1,234"}).read_text() == html
+    assert write_report(tmp_path / "again.html", evaluation, METRICS, {"Parameters": "1,234"}).read_text() == html
 
 
 def test_a_failing_write_leaves_the_old_report(tmp_path: Path, evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "report.html"
-    path.write_text("the old report")
+    path.write_text("<html>the old report</html>")
     write_text = Path.write_text
 
     def fill_the_disk(self: Path, data: str, encoding: str | None = None) -> int:
@@ -248,7 +248,7 @@ def test_a_failing_write_leaves_the_old_report(tmp_path: Path, evaluation: Evalu
     monkeypatch.setattr(Path, "write_text", fill_the_disk)
     with pytest.raises(FileError, match="disk is full"):
         write_report(path, evaluation, METRICS, {})
-    assert path.read_text() == "the old report"
+    assert path.read_text() == "<html>the old report</html>"
     assert list(tmp_path.iterdir()) == [path]
 
 

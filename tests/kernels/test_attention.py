@@ -9,8 +9,6 @@ import torch.nn.functional as F
 from lewm.kernels import attention as attention_kernels
 from lewm.model.vit import SelfAttention
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def expected(qkv: torch.Tensor, heads: int, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and the gradient of qkv, in double precision."""
@@ -45,13 +43,13 @@ def test_interpreted(case: str, run_interpreted):
     run_interpreted(__file__, *case.split())
 
 
-@needs_cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize(("patches", "tile"), [(16, 16), (32, 32), (64, 64), (128, 64), (256, 64), (256, 128)])
 def test_compiled(patches: int, tile: int):
     check(patches, tile, torch.bfloat16, 3e-2, "cuda", width=64)
 
 
-@needs_cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_layer_uses_them_and_has_the_gradients_of_one_that_does_not(compiled: bool):
     torch.manual_seed(0)
@@ -68,7 +66,7 @@ def test_a_layer_uses_them_and_has_the_gradients_of_one_that_does_not(compiled: 
     assert not torch.equal(results[0][0], results[1][0]), "one of the two did not take its own path"
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_equal_inputs_give_equal_gradients():
     qkv, grad = torch.randn(8, 257, 576, device="cuda").bfloat16(), torch.randn(8, 257, 192, device="cuda").bfloat16()
     out, log_sums = attention_kernels.forward(qkv, 3)
@@ -81,7 +79,7 @@ def test_only_narrow_numbers_on_a_gpu_are_supported():
     assert not attention_kernels.supports(torch.zeros(1, 257, 192, dtype=torch.bfloat16), 3)
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_only_powers_of_two_are_supported():
     assert attention_kernels.supports(torch.zeros(1, 257, 192, dtype=torch.bfloat16, device="cuda"), 3)
     assert not attention_kernels.supports(torch.zeros(1, 197, 192, dtype=torch.bfloat16, device="cuda"), 3)

@@ -12,10 +12,6 @@ from torch import Tensor
 from lewm.kernels import mlp as mlp_kernels
 from lewm.kernels.mlp import FEWEST_ROWS, Tiling, _arguments, choose_tilings, fused_mlp, supports, worthwhile
 
-needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
-)
-
 
 def plain_mlp(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
     return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
@@ -152,7 +148,7 @@ def test_the_kernels_are_for_training_steps(monkeypatch):
         assert not worthwhile(x, 768)
 
 
-@needs_gpu
+@pytest.mark.cuda(9)
 @pytest.mark.parametrize(("width", "hidden"), [(192, 768), (64, 192), (384, 1536)])
 def test_compiled_kernels_are_as_exact_as_bfloat16_allows(width: int, hidden: int):
     inputs = make_inputs((3, 257, width), hidden, "cuda")
@@ -170,7 +166,7 @@ def test_compiled_kernels_are_as_exact_as_bfloat16_allows(width: int, hidden: in
     assert all(map(torch.equal, results, again)), "sums are added in a fixed order"
 
 
-@needs_gpu
+@pytest.mark.cuda(9)
 def test_a_compiled_and_captured_step_follows_its_inputs():
     inputs = make_inputs((3, 257, 192), 768, "cuda")
     x = inputs[0].detach().bfloat16().requires_grad_()

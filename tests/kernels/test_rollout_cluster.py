@@ -8,10 +8,6 @@ from lewm.kernels.rollout_cluster import MOST_WAVES, ClusterRollout, as_fragment
 from lewm.kernels.rollout_fast import FastRollout
 from lewm.methods.lewm import LeWM, LeWMConfig
 
-needs_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
-)
-
 
 @pytest.mark.parametrize("columns", [192, 256, 384])
 def test_fragments_hold_each_number_where_tensor_cores_look_for_it(columns: int):
@@ -49,7 +45,7 @@ def model() -> LeWM:
 CASES = [(1, 300, 1, 5), (1, 300, 2, 5), (2, 300, 3, 6), (3, 7, 1, 4), (1, 1, 1, 5), (1, 40, 3, 1), (1, 300, 1, 1)]
 
 
-@needs_hopper
+@pytest.mark.cuda(9)
 @pytest.mark.parametrize(("environments", "samples", "context", "horizon"), CASES)
 def test_it_is_as_exact_as_bfloat16_allows(model, environments, samples, context, horizon):
     torch.manual_seed(0)
@@ -62,7 +58,7 @@ def test_it_is_as_exact_as_bfloat16_allows(model, environments, samples, context
     assert torch.equal(result, rollout(z, past, actions)), "sums are added in a fixed order"
 
 
-@needs_hopper
+@pytest.mark.cuda(9)
 def test_too_many_candidates_take_the_other_way(model):
     rollout = ClusterRollout(model)
     z = torch.randn(1, 1, 192, device="cuda")
@@ -71,7 +67,7 @@ def test_too_many_candidates_take_the_other_way(model):
     assert ((rollout(z, z.new_zeros(1, 0, 10), actions) - expected).abs().max() / expected.abs().max()) < 6e-3
 
 
-@needs_hopper
+@pytest.mark.cuda(9)
 def test_it_is_what_a_planner_gets(model):
     assert supports(model)
     assert isinstance(model.planning_rollout("bf16"), ClusterRollout)

@@ -11,10 +11,6 @@ from lewm.kernels.rollout_tiling import Tiling
 from lewm.kernels.rollout_triton import TritonRollout, supports
 from lewm.methods.lewm import LeWM, LeWMConfig
 
-needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
-)
-
 
 def make_model(device: str = "cpu") -> LeWM:
     """A small model of the width that the kernels are written for, with no weight or statistic left trivial."""
@@ -63,7 +59,7 @@ def test_interpreted_kernels_compute_what_the_plain_rollout_does(case: str, run_
     run_interpreted(__file__, *case.split())
 
 
-@needs_gpu
+@pytest.mark.cuda(9)
 @pytest.mark.parametrize("samples", [3, 1500])
 @pytest.mark.parametrize("context", [1, 2, 3])
 def test_compiled_kernels_are_as_exact_as_bfloat16_allows(context: int, samples: int):
@@ -74,7 +70,7 @@ def test_compiled_kernels_are_as_exact_as_bfloat16_allows(context: int, samples:
     assert error < 1.5 * relative_error(FastRollout(model, torch.bfloat16)(*inputs), expected)
 
 
-@needs_gpu
+@pytest.mark.cuda(9)
 def test_a_captured_rollout_follows_its_inputs():
     rollout, inputs = TritonRollout(make_model("cuda")), make_inputs(1, "cuda")
     rollout(*inputs)

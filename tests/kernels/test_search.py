@@ -48,7 +48,7 @@ def test_interpreted(name: str, run_interpreted):
     run_interpreted(__file__, name)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", CHECKS)
 def test_compiled(name: str):
     CHECKS[name]("cuda")

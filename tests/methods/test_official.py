@@ -6,6 +6,7 @@ Theirs is the public package's own network around Hugging Face's ViT, with rando
 from __future__ import annotations
 
 import copy
+import errno
 import importlib.util
 import json
 import re
@@ -19,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 import lewm
-from lewm import cli
+from lewm import checkpoint, cli
 from lewm.config import Config
 from lewm.data.stats import action_stats, recorded_actions
 from lewm.data.store import EpisodeStore
@@ -452,3 +453,27 @@ def test_a_folder_in_use_is_not_overwritten(small: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not an empty folder"):
         import_official(weights, config, weights)
     assert sorted(p.name for p in weights.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_an_import_that_fails_leaves_no_folder_that_is_in_use(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existed: bool
+) -> None:
+    """It appears whole or not at all, so that the same command can be repeated."""
+    weights, config = write(tmp_path / "official", *small)
+    out = tmp_path / "imported"
+    if existed:
+        out.mkdir()
+
+    def disk_full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", disk_full)
+        with pytest.raises(FileError, match="disk is full"):
+            import_official(weights, config, out)
+    assert not out.exists() or not any(out.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["imported", "official"][1 - existed :]
+    import_official(weights, config, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["imported", "official"]
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]

@@ -16,13 +16,13 @@ from torch import nn
 import lewm
 from lewm import checkpoint
 from lewm.config import Config, EncoderConfig
-from lewm.errors import ConfigError
 from lewm.methods.lewm import LeWM
+from lewm.methods.registry import METHODS
 from lewm.model.encoder import IMAGENET_MEAN, IMAGENET_STD, make_encoder
 from lewm.model.projector import measuring
 from lewm.model.resnet import ResNet18
 from lewm.plan.planner import Planner
-from lewm.presets import preset
+from lewm.presets import PRESETS, changed, preset
 from lewm.train.compiled import Compilation, compile_parts
 from lewm.train.distributed import SINGLE
 from lewm.train.logs import read_metrics
@@ -124,9 +124,15 @@ def test_it_computes_what_hugging_faces_does(training: bool, size: int) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_patches_cannot_be_left_out_of_it() -> None:
-    with pytest.raises(ConfigError, match=r"method\.encoder\.kept_patches must be 0 for resnet18"):
-        EncoderConfig(kind="resnet18", kept_patches=16)
+@pytest.mark.parametrize("world", PRESETS)
+@pytest.mark.parametrize("method", [name for name in METHODS if hasattr(preset("debug", name).method, "encoder")])
+def test_one_flag_chooses_it_in_every_world(world: str, method: str) -> None:
+    """What is said of a ViT's patches, as that some are left out, means nothing to it."""
+    config = changed(preset(world, method), {"method.encoder.kind": "resnet18"})
+    encoder = config.method.encoder
+    assert encoder.out_width == 512
+    assert "patches" not in encoder.title
+    assert not config.method.needs_background
     assert EncoderConfig(image_size=100, kind="resnet18").out_width == 512  # nor must they divide a frame
 
 

@@ -311,9 +311,8 @@ def test_the_soonest_schedule_finds_what_a_search_for_each_horizon_finds(model: 
             return squared_distance(z_BSHD[:, :, step], goal_BD.unsqueeze(1))
 
         own = slice(2 * step, 2 * step + 2)
-        alone, _ = Planner(model, config=config, objectives=[distance]).search.run(
-            Encoded(*seen, keys[own], start[own])
-        )
+        planner = Planner(model, config=config, objectives=[distance])
+        alone, _ = planner.search.run(Encoded(*seen, keys[own], start[own]))
         torch.testing.assert_close(together[own, :blocks_counted], alone[:, :blocks_counted], atol=1e-4, rtol=1e-4)
 
 

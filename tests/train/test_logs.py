@@ -24,6 +24,17 @@ def test_a_resumed_log_drops_what_will_be_repeated(tmp_path: Path):
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": s, "loss": float(s)} for s in range(1, 7)]
 
 
+def test_tensorboard_shows_what_metrics_say(tmp_path: Path):
+    """Every step once as well, from the files of two calls."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write(tmp_path, 1, range(1, 8))
+    write(tmp_path, 5, range(5, 10))
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [(event.step, event.value) for event in board.Scalars("loss")] == [(s, float(s)) for s in range(1, 10)]
+
+
 def test_a_line_cut_short_is_left_out(tmp_path: Path):
     write(tmp_path, 1, range(1, 4))
     path = tmp_path / "metrics.jsonl"

@@ -21,7 +21,7 @@ def load(step: int) -> Batch:
 @pytest.fixture
 def batches() -> Batches:
     batches = Batches(load, 6, torch.device("cpu"))
-    batches._ahead = 2  # as on a GPU, without its streams
+    batches.ahead = 2  # as on a GPU, without its streams
     return batches
 
 
@@ -32,13 +32,21 @@ def test_each_step_gets_its_windows(batches: Batches, steps: list[int]) -> None:
     batches.close()
 
 
-def test_no_batch_after_the_last_is_prepared(batches: Batches) -> None:
+def test_no_batch_after_the_last_is_prepared_and_none_twice() -> None:
+    prepared: list[int] = []
+
+    def noted(step: int) -> Batch:
+        prepared.append(step)
+        return load(step)
+
+    batches = Batches(noted, 6, torch.device("cpu"))
+    batches.ahead = 2
     batches(4)
     batches.wait()
-    assert list(batches._pending) == [5]
+    assert sorted(prepared) == [4, 5]
     batches(5)
-    assert not batches._pending
     batches.close()
+    assert sorted(prepared) == [4, 5]
 
 
 def test_an_error_belongs_to_its_step(batches: Batches) -> None:

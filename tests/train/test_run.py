@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import shutil
@@ -15,9 +16,10 @@ import h5py
 import pytest
 import torch
 
-from lewm import checkpoint
-from lewm.config import Config
-from lewm.errors import FileError, LewmError, TrainingError
+from lewm import checkpoint, files
+from lewm.config import CollectConfig, Config
+from lewm.data.collect import collect
+from lewm.errors import DataError, FileError, LewmError, TrainingError
 from lewm.files import only_writer, read_json
 from lewm.train.loop import train
 from lewm.train.trainer import SilentMonitor
@@ -260,9 +262,8 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_a_note(
     notes = Notes()
     result = train(with_training(debug_config, stopped), monitor=notes)
     assert result.steps == STEPS
-    assert [f"The old checkpoint {step_folder(stopped, 4)} could not be removed" in n for n in notes.notes].count(
-        True
-    ) == 1
+    said = [note for note in notes.notes if f"{step_folder(stopped, 4)} could not be removed" in note]
+    assert len(said) == 1
     assert_same(tensors_of(stopped), undisturbed)
     assert names_in(elsewhere) == sorted(FILES)
 
@@ -285,3 +286,50 @@ def test_a_place_for_a_run_is_held_from_the_first_moment(debug_config: Config, t
     with only_writer(tmp_path / "new" / ".lock", ""), pytest.raises(FileError, match="Another process is training"):
         train(with_training(debug_config, tmp_path / "new"))
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_place_that_is_taken_is_named_before_the_work(debug_config: Config, stopped: Path, tmp_path: Path):
+    """Before frames are read, which can take minutes: here there are too few, which would be said as well."""
+    config = with_training(debug_config, stopped, batch_size=10_000)
+    with only_writer(stopped / ".lock", ""), pytest.raises(FileError, match="Another process is training"):
+        train(config)
+    with pytest.raises(TrainingError, match=r"holds another run: train\.batch_size"):
+        train(config)
+    with pytest.raises(DataError, match="fewer than one batch"):
+        train(replace(config, out=tmp_path / "new" / "run"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_system_without_locks_is_named_before_the_work(
+    debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", no_locks)
+    with pytest.raises(FileError, match=r"The file system of .* has no locks.*another file system"):
+        train(with_training(debug_config, tmp_path / "run", batch_size=10_000))
+    with pytest.raises(FileError, match="has no locks"):
+        collect("tworoom", tmp_path / "d.h5", CollectConfig(10**6))
+
+
+def test_a_run_that_begins_again_keeps_what_it_saves(
+    debug_config: Config, stopped: Path, undisturbed: dict[str, torch.Tensor]
+):
+    """Damaged checkpoints of later steps do not take the places of new ones."""
+    for step in (4, 8):
+        (step_folder(stopped, step) / checkpoint.WEIGHTS).write_bytes(b"damaged")
+    train(with_training(debug_config, stopped, checkpoint_every=1), monitor=Notes(3, terminate))
+    assert names_in(stopped / "checkpoints") == [f"step_000000{step}" for step in (2, 3, 4, 8)]
+    notes = Notes()
+    train(with_training(debug_config, stopped), monitor=notes)
+    assert f"Continuing {stopped} at step 3." in notes.notes
+    assert_same(tensors_of(stopped), undisturbed)
+
+
+def test_what_somebody_kept_in_a_checkpoint_stays(debug_config: Config, stopped: Path):
+    """As the results that lewm 0.1 wrote there."""
+    (step_folder(stopped, 4) / "evaluation.json").write_text("results")
+    train(with_training(debug_config, stopped))
+    assert names_in(stopped / "checkpoints") == ["step_0000004", "step_0000008", "step_0000010"]
+    assert names_in(step_folder(stopped, 4)) == ["evaluation.json"]
