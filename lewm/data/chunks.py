@@ -182,6 +182,8 @@ def _look_up(pixels: h5py.Dataset) -> _Table:
 
     def note(chunk: h5py.h5d.StoreInfo) -> None:
         index = chunk.chunk_offset[0]
+        if index >= count:  # a damaged index: the frame that is meant is missing
+            return
         table.offsets[index], table.sizes[index] = chunk.byte_offset, chunk.size
         table.is_raw[index] = chunk.filter_mask != 0
 

@@ -57,6 +57,15 @@ Columns = Mapping[str, Array]
 Attributes = Mapping[str, str | int | float]
 
 
+@contextlib.contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Name a file of which HDF5 cannot make sense; it has several kinds of errors for that."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged: {error}. Collect or download it again.") from error
+
+
 class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
     """A dataset file, open for reading and checked: what is wrong with it is said here, not mid-training.
 
@@ -75,17 +84,18 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         self._lock = threading.Lock()
         self._file = _open_for_reading(self.path)
         try:
-            self.attributes = self._checked_attributes()
-            self._pixels = self._checked_pixels()
-            self.num_frames, self.resolution = self._pixels.shape[:2]
-            self.frame_shape: tuple[int, ...] = (self.resolution, self.resolution, 3)
-            self.num_rows = len(self._column("action")) if "frame_row" in self._file else self.num_frames
-            self.frame_rows, self.frame_stride = self._checked_frame_rows()
-            self.lengths, self.offsets = self._checked_episodes()
-            self._check_spacing()
-            self.actions = self._checked_actions()
-            self.columns = self._checked_columns()
-            self._chunks = FrameChunks(self._pixels) if FrameChunks.fits(self._pixels) else None
+            with naming_damage(self.path):
+                self.attributes = self._checked_attributes()
+                self._pixels = self._checked_pixels()
+                self.num_frames, self.resolution = self._pixels.shape[:2]
+                self.frame_shape: tuple[int, ...] = (self.resolution, self.resolution, 3)
+                self.num_rows = len(self._column("action")) if "frame_row" in self._file else self.num_frames
+                self.frame_rows, self.frame_stride = self._checked_frame_rows()
+                self.lengths, self.offsets = self._checked_episodes()
+                self._check_spacing()
+                self.actions = self._checked_actions()
+                self.columns = self._checked_columns()
+                self._chunks = FrameChunks(self._pixels) if FrameChunks.fits(self._pixels) else None
         except BaseException:
             self._file.close()
             raise
@@ -102,7 +112,7 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
 
     def read_column(self, name: str) -> Array:
         """A whole column, (N, ...), in the file's type; not for pixels, which may not fit in memory."""
-        with self._lock:
+        with self._lock, naming_damage(self.path):
             return np.asarray(self._column(name)[:])
 
     def frames_at(self, rows: Array) -> Array:
@@ -126,7 +136,8 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         frames = self.frames_at(rows)
         try:
             if self._chunks:
-                self._chunks.read(frames, out)
+                with naming_damage(self.path):
+                    self._chunks.read(frames, out)
             else:
                 self._read_through_hdf5(frames, out)
         except ChunkError as error:
@@ -152,7 +163,8 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         """
         content = hashlib.sha256()
         chosen = self.frame_rows[np.linspace(0, self.num_frames - 1, min(DIGESTED_FRAMES, self.num_frames)).astype(int)]
-        sizes = self._chunks.sizes if self._chunks else chunk_sizes(self._pixels)
+        with naming_damage(self.path):
+            sizes = self._chunks.sizes if self._chunks else chunk_sizes(self._pixels)
         parts = (self.lengths, self.actions, self.frame_rows, sizes, self.read_frames(chosen))
         for part in parts:
             content.update(f"{part.dtype} {part.shape}".encode() + part.tobytes())

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lewm.data.chunks import filters_of
-from lewm.data.store import NOT_PER_ROW, Columns, EpisodeStore
+from lewm.data.store import NOT_PER_ROW, Columns, EpisodeStore, naming_damage
 from lewm.errors import DataError, FileError
 from lewm.files import PICTURE, check_output, completing
 from lewm.types import Array, ProgressCallback
@@ -72,7 +72,7 @@ def check(
     refusal = ""
     if contact_sheet:
         check_output(contact_sheet, PICTURE, [path])
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, naming_damage(path):
         try:
             store = stack.enter_context(EpisodeStore(path))
         except (DataError, OSError) as error:
