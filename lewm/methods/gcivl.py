@@ -4,7 +4,9 @@
     L_π = mean min(exp(β A), 100) · -log π(a | s, g),     A = V(s', g) - V(s, g)
 
 r = -1 and m = 1, or both 0 where the goal is reached; V̄ follows V. ``lewm.methods.offline`` has what it shares with
-GCIQL, and says what the two variants are.
+GCIQL, and says what the two variants are. Mended, β is 1: an encoder that is trained along learns little from weights
+that differ a hundredfold while V is still rough. On TwoRoom at compact size 98 of 100 pairs were solved then, and 33
+with a β of 3. On frozen features both solve 98.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class GCIVLConfig(OfflineConfig):
     """Goal-conditioned implicit value learning."""
 
     NAME: ClassVar[str] = "gcivl"
-    TEMPERATURES: ClassVar[dict[str, float]] = {"published": 3.0, "mended": 3.0}
+    TEMPERATURES: ClassVar[dict[str, float]] = {"published": 3.0, "mended": 1.0}
 
     def build(self, facts: DataFacts) -> GCIVL:
         return GCIVL(self, facts)

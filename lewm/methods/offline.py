@@ -11,7 +11,9 @@ OGBench does; the authors train one after the other. Two variants:
 - mended: goals are those of the frame that acts, whatever is known of what came before. Values are float32 in every
   precision, since bf16 near -100 has steps of 0.5. The actor's goals lie on its own way.
 
-Both have the same networks here, and act in blocks, where the authors act at every step.
+Both have the same networks here, and act in blocks, where the authors act at every step. Where an encoder is trained
+along, the actor alone shapes what is seen: values whose targets see with the same eyes lead these astray. On TwoRoom at
+compact size GCIQL then solved 38 of 100 pairs, and 99 without.
 
 Shapes: B batch, T frames of a window, C situations in it, X numbers of one with the goal's, A action block.
 """
@@ -97,10 +99,11 @@ class OfflineConfig(ActingConfig):
 
 @dataclass(frozen=True)
 class Moments:
-    """What a window tells. value, value_next: situations and those a block later, (B, C, X), with the value's goal.
+    """What a window tells.
 
-    actor, actor_next: the same with the actor's goal.  blocks: z-scored, done there, (B, C, A).  reached: whether the
-    value's goal is, bool (B, C).
+    value, value_next: situations and those a block later, (B, C, X), with the value's goal; they have no gradient.
+    actor, actor_next: the same with the actor's goal.  blocks: z-scored, done there, (B, C, A).
+    reached: whether the value's goal is, bool (B, C).
     """
 
     value: torch.Tensor
@@ -141,7 +144,7 @@ class Offline(Acting):
             later = [seen_BTF[:, -min(length + 1, self.longest) :] for length in lengths]
             blocks_BCA = blocks_BTA[:, -1:].expand(-1, self.longest, -1)
             reached_BC = (batch.steps["value"] == 0)[:, None].expand(-1, self.longest)
-        value, value_next = (self.questions(seen, goals["value"]) for seen in (now, later))
+        value, value_next = (self.questions(seen, goals["value"]).detach() for seen in (now, later))
         actor, actor_next = (self.questions(seen, goals["actor"]) for seen in (now, later))
         return Moments(value, value_next, actor, actor_next, blocks_BCA, reached_BC)
 

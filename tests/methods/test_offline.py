@@ -111,7 +111,7 @@ def transcribed(method: Any, batch: Batch) -> dict[str, float]:
             advantage = value(method.values, ask(later, "actor", i)) - here
             mean, spread = method.actor(ask(now, "actor", i)), method.actor.log_std.exp()
             likely = torch.distributions.Normal(mean, spread).log_prob(block)
-            beta = {("gciql", "published"): 10.0}.get((s.NAME, s.variant), 3.0)
+            beta = {("gciql", "published"): 10.0, ("gcivl", "published"): 3.0}.get((s.NAME, s.variant), 1.0)
             if is_q and s.variant == "mended":
                 chosen.append(value(method.slow_qs, torch.cat([ask(now, "actor", i), mean])))
                 sums["actor"] += 1.0 * -likely.sum().item() / 10
@@ -198,6 +198,20 @@ def test_the_actor_teaches_the_values_nothing(name: str):
     actor = method.losses(fake_batch(method), {}, ALONE).terms["actor"]
     critics = [p for fast, _ in method.followed().values() for p in fast.parameters()]
     assert all(g is None for g in torch.autograd.grad(actor, critics, allow_unused=True, retain_graph=True))
+
+
+@both_methods
+@both_variants
+def test_the_actor_alone_shapes_what_is_seen(name: str, variant: str):
+    method = build(name, variant=variant).train()
+    g = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 256, (B, method.inputs.frames, 28, 28, 3), dtype=torch.uint8, generator=g)
+    goals, steps = (dict.fromkeys(method.inputs.goals, x) for x in (pixels[:, 0], torch.full((B,), 5)))
+    batch = Batch(torch.randn(B, method.inputs.frames, 5, 2, generator=g), pixels, goals=goals, steps=steps)
+    eyes = list(method.eyes.parameters())
+    for term, value in method.losses(batch, {}, ALONE).terms.items():
+        gradients = torch.autograd.grad(value, eyes, allow_unused=True, retain_graph=True)
+        assert any(each is not None for each in gradients) == (term == "actor")
 
 
 def test_what_is_seen_does_not_bend_to_please_q():
