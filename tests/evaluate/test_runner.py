@@ -156,14 +156,14 @@ def test_a_policy_is_shown_the_frames_after_its_last_blocks():
         history, image_size = 2, 28
 
         def decide(self, episodes: Sequence[Episode]) -> list[Array]:
-            self.happened = episodes[0].happened
+            self.effect = episodes[0].effect
             return super().decide(episodes)
 
     policy = Historian((-0.5, 0.25))
     (result,) = walk(policy, [EpisodeSpec(0, (90.0, 50.0), (190.0, 150.0))], budget=20)
     frames = make_env("tworoom", resolution=28).render_states(result.states[[10, 15]])
-    np.testing.assert_array_equal(policy.happened.frames, frames)
-    np.testing.assert_array_equal(policy.happened.executed, np.broadcast_to(np.float32([-0.5, 0.25]), (15, 2)))
+    np.testing.assert_array_equal(policy.effect.frames, frames)
+    np.testing.assert_array_equal(policy.effect.executed, np.broadcast_to(np.float32([-0.5, 0.25]), (15, 2)))
 
 
 def test_solved_at_the_start_is_recorded_but_not_a_success():
