@@ -17,16 +17,17 @@ import torch
 
 import lewm
 from lewm import checkpoint, cli
-from lewm.config import CollectConfig
+from lewm.config import CollectConfig, Config
 from lewm.data.collect import collect
 from lewm.errors import LewmError
 from lewm.evaluate.results import read_rates
 from lewm.export.writer import export_run
 from lewm.files import read_json, write_json
 from lewm.methods import files
+from lewm.train.logs import read_metrics
 
 CONTEXT = multiprocessing.get_context("forkserver")  # processes that begin with everything imported
-CONTEXT.set_forkserver_preload(["torch", "lewm.cli.eval", "lewm.evaluate.runner", __name__])
+CONTEXT.set_forkserver_preload(["torch", "lewm.cli.eval", "lewm.evaluate.runner", "lewm.train.loop", __name__])
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 Act = Callable[[Path], object]
@@ -293,5 +294,34 @@ def test_results_are_there_or_not_wherever_an_evaluation_is_killed(debug_run: Pa
             assert answers(folder / "results.json") == calm
             assert tree(folder).keys() == {"results.json"}
             assert read_rates(folder / "results.json")["policy"].total == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def train_a_little(folder: Path) -> None:
+    steps = ("--train.steps", "3", "--train.checkpoint-every", "1", "--train.val-every", "3", "--train.log-every", "1")
+    command = ("train", "debug", "--data", str(folder.parent / "d.h5"), "--out", str(folder / "run"), "--device", "cpu")
+    assert cli.run([*command, *steps]) == 0
+
+
+@pytest.mark.slow
+def test_a_training_continues_to_the_same_weights_wherever_it_is_killed(debug_config: Config, tmp_path: Path) -> None:
+    """Also in what is not a checkpoint: its description, its measurements, its lock."""
+    assert debug_config.data is not None
+    shutil.copy(debug_config.data, tmp_path / "d.h5")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        train_a_little(tmp_path / "calm")
+        calm = tree(tmp_path / "calm" / "run" / "checkpoints")
+        tensors = {name: content for name, content in calm.items() if name.endswith(".safetensors")}
+        assert len(tensors) == 6, "of two checkpoints"
+        for folder in killed_everywhere(train_a_little, tmp_path):
+            train_a_little(folder)
+            ended = tree(folder / "run" / "checkpoints")
+            # Killed when it had ended, it has not removed the oldest one, and has no reason to come back.
+            assert ended.keys() - calm.keys() in (set(), {name.replace("2/", "1/") for name in calm if "2/" in name})
+            assert {name: ended[name] for name in tensors} == tensors
+            assert [row["step"] for row in read_metrics(folder / "run" / "metrics.jsonl") if "loss" in row] == [1, 2, 3]
+            assert not list((folder / "run").glob(".*"))
     finally:
         signal.signal(signal.SIGTERM, before)

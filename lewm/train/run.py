@@ -36,6 +36,11 @@ def decisive_settings(config: Config) -> dict[str, Any]:
     return flat(config, free_too=False)
 
 
+def _is_beginning(path: Path) -> bool:
+    """Whether it is what a run that was killed at its first word leaves."""
+    return path.name == LOCK or (path.name.startswith(".config.json.") and path.suffix == ".tmp")
+
+
 @dataclass(frozen=True)
 class TrainingState:
     """Everything that changes from step to step."""
@@ -100,7 +105,7 @@ class Run:
         earlier = self._earlier()
         if earlier is not None:
             self._check_same_run(earlier, config, resume)
-        elif self.directory.exists() and any(item.name != LOCK for item in self.directory.iterdir()):
+        elif self.directory.exists() and not all(map(_is_beginning, self.directory.iterdir())):
             raise TrainingError(
                 f"{self.directory} is not empty and is not a training run. Choose another folder with --out."
             )

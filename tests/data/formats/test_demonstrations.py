@@ -193,7 +193,7 @@ class Replay(Expert):
 def replayed_room(monkeypatch: pytest.MonkeyPatch) -> str:
     """An environment that has an expert for demonstrations."""
     entry = replace(env_entry("tworoom"), name="replayed", gym_id="test/Replayed-v0", replay=f"{__name__}:Replay")
-    monkeypatch.setitem(registry._ENTRIES, entry.name, entry)
+    monkeypatch.setitem(registry.ENTRIES, entry.name, entry)
     return entry.name
 
 
