@@ -13,7 +13,7 @@ from lewm.data.features import Features, build_features
 from lewm.data.store import EpisodeStore
 from lewm.methods.frozen import FrozenEncoder, frozen_encoder
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.cuda
 
 
 def encoder_of(kind: str, debug_run: Path, device: str) -> FrozenEncoder:

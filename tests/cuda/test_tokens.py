@@ -23,7 +23,7 @@ from lewm.train.logs import read_metrics
 from lewm.train.loop import train
 from lewm.types import ActionStats, Array, Context, DataFacts
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.cuda
 
 SECONDS_A_PLAN = 2.0  # on an H200, the paper's plan: 300 candidates, 30 times, 5 blocks
 CONFIG = PlanConfig(samples=64, elites=8, iterations=6, precision="float32")
