@@ -36,7 +36,7 @@ try:
 except ImportError:  # As on most machines without a GPU; ``supports`` then answers False.
     triton = None
 
-__all__ = ["Tiling", "choose_tilings", "fused_mlp", "supports", "worthwhile"]
+__all__ = ["Tiling", "choose_tilings", "fused_mlp", "mlp_without_gradient", "supports", "worthwhile"]
 
 SLICE = 64  # columns of a tile
 WIDEST = 384  # of the rows whose tiles fit the registers
@@ -185,9 +185,13 @@ def _gelu_and_slope(h, near, FAST: constexpr):
 
 @_jit
 def forward_kernel(
-    x, w1, b1, w2, b2, h, y, rows, WIDTH: constexpr, HIDDEN: constexpr, ROWS: constexpr, CHUNK: constexpr
-):
-    """x, y: (rows, WIDTH).  w1, b1, w2, b2: as in ``nn.Linear``.  h: (rows, HIDDEN).  ROWS: of a program."""
+    x, w1, b1, w2, b2, h, y, rows,
+    WIDTH: constexpr, HIDDEN: constexpr, ROWS: constexpr, CHUNK: constexpr, KEPT: constexpr,
+):  # fmt: skip
+    """x, y: (rows, WIDTH).  w1, b1, w2, b2: as in ``nn.Linear``.  h: (rows, HIDDEN).  ROWS: of a program.
+
+    KEPT: whether h is stored, for a backward pass.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mask = row < rows
     dtype = x.dtype.element_ty
@@ -200,7 +204,8 @@ def forward_kernel(
         for i in tl.static_range(WIDTH // 64):
             hidden = tl.dot(x_tiles[i], tl.trans(w1_tiles[i]), hidden, input_precision="ieee")
         hidden += tl.load(b1 + unit).to(tl.float32)[None, :]
-        tl.store(h + row[:, None].to(tl.int64) * HIDDEN + unit[None, :], hidden.to(dtype), mask=mask[:, None])
+        if KEPT:
+            tl.store(h + row[:, None].to(tl.int64) * HIDDEN + unit[None, :], hidden.to(dtype), mask=mask[:, None])
         active = _gelu(hidden, dtype == tl.bfloat16).to(dtype)
         products = ()
         for i in tl.static_range(WIDTH // 64):
@@ -263,13 +268,23 @@ def _arguments(width: int, hidden: int, tiling: Tiling) -> dict[str, int]:
 @torch.library.custom_op("lewm::mlp_forward", mutates_args=())
 def _mlp_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
     """x (R, W) -> y (R, W) and h (R, H)."""
-    (rows, width), hidden = x.shape, len(w1)
-    y, h = x.new_empty(rows, width), x.new_empty(rows, hidden)
+    h = x.new_empty(len(x), len(w1))
+    return _forward(x, w1, b1, w2, b2, h), h
+
+
+def _forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, h: Tensor | None) -> Tensor:
+    """x (R, W) -> y (R, W). h: takes the hidden layer, (R, H), None: nobody wants it."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     x, w1, b1, w2, b2 = (t.contiguous() for t in (x, w1, b1, w2, b2))
-    tiling, _ = choose_tilings(width)
-    grid = (triton.cdiv(rows, tiling.rows),)
-    forward_kernel[grid](x, w1, b1, w2, b2, h, y, rows, **_arguments(width, hidden, tiling))
-    return y, h
+    (rows, width), (tiling, _) = x.shape, choose_tilings(x.shape[1])
+    arguments = _arguments(width, len(w1), tiling) | {"KEPT": h is not None}
+    forward_kernel[(triton.cdiv(rows, tiling.rows),)](x, w1, b1, w2, b2, y if h is None else h, y, rows, **arguments)
+    return y
+
+
+def mlp_without_gradient(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    """``fused_mlp`` of x (R, W) that no gradient is asked of: weights are in the type of x, biases in float32."""
+    return _forward(x, w1, b1, w2, b2, None)
 
 
 @_mlp_forward.register_fake

@@ -42,18 +42,28 @@ class TokenAttention(nn.Module):
         """
         m, frames, n, _ = x_MTNW.shape
         qkv = self.qkv(self.norm(x_MTNW)).view(m, frames * n, 3, self.heads, -1)
-        queries, known = qkv[:, -read * n :, 0].transpose(1, 2), qkv[:, :, 1:]
-        if seen is not None:
-            known = torch.cat([seen, known], dim=1)
-        keys, values = known.transpose(1, 3).unbind(2)
-        dropout, total = self.dropout.p if self.dropout.training else 0.0, known.shape[1]
-        ends = range(total - (read - 1) * n, total + 1, n)  # of what each frame sees
-        answers = [
-            F.scaled_dot_product_attention(query, keys[:, :, :end], values[:, :, :end], dropout_p=dropout)
-            for query, end in zip(queries.split(n, dim=2), ends, strict=True)
-        ]
-        x = torch.cat([answer.transpose(1, 2) for answer in answers], dim=1)  # (M, read * N, h, w)
-        return self.dropout(self.out(x.flatten(-2).unflatten(1, (read, n)))), known
+        x, known = attend(qkv, seen, n, read, self.dropout.p if self.dropout.training else 0.0)
+        return self.dropout(self.out(x.unflatten(1, (read, n)))), known
+
+
+def attend(
+    qkv: torch.Tensor, seen: torch.Tensor | None, n: int, read: int, dropout: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the last ``read`` of some frames of ``n`` tokens see, (M, read * N, h * w), and all keys and values.
+
+    qkv: queries, keys and values of the frames, (M, T * N, 3, h, w).  seen: as for ``TokenAttention``.
+    """
+    queries, known = qkv[:, -read * n :, 0].transpose(1, 2), qkv[:, :, 1:]
+    if seen is not None:
+        known = torch.cat([seen, known], dim=1)
+    keys, values = known.transpose(1, 3).unbind(2)
+    total = known.shape[1]
+    ends = range(total - (read - 1) * n, total + 1, n)  # of what each frame sees
+    answers = [
+        F.scaled_dot_product_attention(query, keys[:, :, :end], values[:, :, :end], dropout_p=dropout)
+        for query, end in zip(queries.split(n, dim=2), ends, strict=True)
+    ]
+    return torch.cat([answer.transpose(1, 2) for answer in answers], dim=1).flatten(-2), known
 
 
 class TokenBlock(nn.Module):

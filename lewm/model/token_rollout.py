@@ -22,12 +22,13 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from lewm.kernels import token_layers
 from lewm.kernels.rollout import planning_dtype
 from lewm.kernels.rollout_window import walk
-from lewm.model.token_predictor import TokenPredictor
+from lewm.model.token_predictor import TokenPredictor, attend
 
 # What the candidates of a part may take. More would not be faster: each of their products fills a GPU.
-PART_BYTES, PART_BYTES_OF_A_CPU = 2 << 30, 1 << 28
+PART_BYTES, PART_BYTES_OF_A_CPU = 4 << 30, 1 << 28
 SHARE_OF_FREE = 16  # on CUDA at most this part of what is free: a captured search keeps its own
 # From the fastest for a few hundred tokens of 64 to the one that takes anything.
 ATTENTION_KERNELS = [
@@ -63,8 +64,12 @@ class TokenRollout:
         self._most, self._differentiable = max(1, part_bytes(device) // size), differentiable
         self._shares_F = torch.tensor(shares or [1 / predictor.features] * predictor.features, device=device)
         self._predictor = copy.deepcopy(predictor).eval().requires_grad_(False)
-        for block in self._predictor.blocks:
-            _replace_linears(block, dtype)
+        self._layers: Callable[[torch.Tensor, list[torch.Tensor | None], bool], torch.Tensor] = self._plain_layers
+        if not differentiable and token_layers.worthwhile(device, dtype):
+            self._layers = token_layers.TokenLayers(self._predictor.blocks, attend, dtype)
+        else:
+            for block in self._predictor.blocks:
+                _replace_linears(block, dtype)
 
     def predictions(self, z_BTD: torch.Tensor, past_BTA: torch.Tensor, actions_BSHA: torch.Tensor) -> torch.Tensor:
         """Predicted frames (B, S, H, D). Arguments as for ``RolloutFunction``."""
@@ -145,12 +150,16 @@ class TokenRollout:
 
         seen: keys and values of each layer so far, (M, tokens, 2, h, w); with ``keep``, those of the new ones join.
         """
-        x_MTNW = self._predictor.place(z_MTNF, action_MTE, slot)
+        x_MTNW = self._layers(self._predictor.place(z_MTNF, action_MTE, slot), seen, keep)
+        return self._predictor.read(x_MTNW)[:, -1]
+
+    def _plain_layers(self, x_MTNW: torch.Tensor, seen: list[torch.Tensor | None], keep: bool) -> torch.Tensor:
+        """The last frame behind all layers, (M, 1, N, W)."""
         frames, last = x_MTNW.shape[1], len(seen) - 1
         for number, block in enumerate(self._predictor.layers()):
             x_MTNW, known = block.extend(x_MTNW, seen[number], 1 if number == last else frames)
             seen[number] = known if keep else None
-        return self._predictor.read(x_MTNW)[:, -1]
+        return x_MTNW
 
 
 class _Product(nn.Module):
