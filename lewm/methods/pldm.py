@@ -74,6 +74,8 @@ WEIGHTS: dict[str, dict[str, float]] = {
     },
 }
 
+STEPS = {"tworoom": 12_000, "reacher": 12_000, "cube": 50_000}  # in full size
+
 
 @dataclass(frozen=True)
 class PLDMConfig(JEPAConfig, MethodConfig):
@@ -100,11 +102,11 @@ class PLDMConfig(JEPAConfig, MethodConfig):
 
     @classmethod
     def for_preset(cls, preset: Preset) -> tuple[PLDMConfig, TrainConfig]:
-        """LeWM's networks; the released recipe, with a learning rate for runs of minutes."""
+        """LeWM's networks and as many steps; the released recipe, with a learning rate for runs of minutes."""
         train = {
             "debug": TrainConfig(steps=8, batch_size=4, lr=1e-3, warmup_steps=2),
             "compact": TrainConfig(2000, batch_size=64, lr=2e-3, warmup_steps=100),
-            "full": TrainConfig(20_000, lr=3e-4, warmup_steps=300),
+            "full": TrainConfig(STEPS.get(preset.name, 20_000), lr=3e-4, warmup_steps=300),
         }[preset.size]
         return cls.sized(preset), preset.at_its_pace(train)
 
