@@ -179,10 +179,11 @@ def _summary(results: Results) -> str:
 
 def _card(world: str) -> dict[str, Rate]:
     """Success by protocol of the model that comes with lewm, on the paper's pairs with the paper's planner."""
-    for evaluation in _evaluations(world):
-        counts = by_name(evaluation["rates"])
-        return {"paper": Rate(*counts["policy"]), "strict": Rate(*counts["policy_strict"])}
-    return {}
+    found = _evaluations(world)
+    if not found:
+        return {}
+    counts = by_name(found[0]["rates"])
+    return {"paper": Rate(*counts["policy"]), "strict": Rate(*counts["policy_strict"])}
 
 
 def _evaluations(world: str) -> list[dict[str, Any]]:
