@@ -212,6 +212,34 @@ def test_a_page_without_date_or_conclusion_is_found() -> None:
         assert not HEAD.match(good.replace(part, ""))
 
 
+# -- the paper's comparison -------------------------------------------------------------------------------------------
+
+GENERATED = re.compile(r"<!-- begin \S+ -->.*?<!-- end \S+ -->", re.S)
+
+
+def unfounded(text: str) -> list[str]:
+    """Shares that the prose of a page names, and that are in none of its generated tables."""
+    made = " ".join(GENERATED.findall(text))
+    prose = GENERATED.sub("", text).replace("interval at 95 %", "")
+    return [share for share in re.findall(r"([\d.]+) %", prose) if f" {share} [" not in made]
+
+
+def test_figures_of_the_comparison_are_generated() -> None:
+    """What is said about the tables is in them."""
+    assert unfounded((ROOT / "docs" / "notebook" / "comparison.md").read_text(encoding="utf-8")) == []
+
+
+def test_figures_that_were_not_generated_are_found() -> None:
+    table = "<!-- begin paper -->\n| a | 97.5 [94.3, 98.9] |\n<!-- end paper -->"
+    assert unfounded(f"It solves 97.5 %, not 98.9 % or 7.5 %.\n{table}") == ["98.9", "7.5"]
+
+
+def test_commands_of_the_comparison_name_no_place_of_one_machine() -> None:
+    record = ROOT / "runs" / "paper" / "results_paper.json"
+    for file in (ROOT / "README.md", ROOT / "docs" / "notebook" / "comparison.md", record):
+        assert re.findall(r"[\s\"`](/[\w.-]+/[\w./-]+)", file.read_text(encoding="utf-8")) == [], file
+
+
 # -- flags -------------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,8 @@
 #   PRESET, STEPS, EPISODES   instead of each world's own preset, steps and episodes; RESOLUTION (224) of the frames
 #   EVAL_EPISODES             frozen pairs per evaluation (200)
 #   DATA, OUT                 the folders of datasets (data) and of runs and results (runs/comparison)
-#   PAGES                     that have markers to write between (docs/notebook/comparison.md); figures lie beside the first
+#   PAGES                     that have markers to write between (docs/notebook/comparison.md README.md); figures lie beside
+#                             the first
 #   RECORD                    the folder of the blocks' results as JSON (runs/paper)
 #   DEMOS                     demonstrations to replay, for Push-T
 #   LAUNCH                    "torchrun --nproc-per-node 8 -m lewm" trains on eight GPUs
@@ -24,7 +25,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PATH="$PWD/.venv/bin:$PATH"
 
 tables=${TABLES:-runs/paper} out=${OUT:-runs/comparison} data=${DATA:-data}
-pages=${PAGES:-docs/notebook/comparison.md} record=${RECORD:-runs/paper}
+pages=${PAGES:-docs/notebook/comparison.md README.md} record=${RECORD:-runs/paper}
 blocks=${BLOCKS:-paper best} seeds=${SEEDS:-0} stages=${STAGES:-data train eval page}
 
 # The lines of a table, and one column of the line with a given name. Columns are apart by "|".
@@ -73,6 +74,7 @@ train() { # WORLD ROW SEED
         train "$world" lewm "$seed"
         options=${options//@lewm/$(run_of "$world" lewm "$seed")}
     fi
+    options=${options//@steps/$(field worlds "$world" 6)}
     [[ $row != lewm ]] || own=$(field worlds "$world" 4)
     # shellcheck disable=SC2206
     command=(${LAUNCH:-lewm} train "${PRESET:-$world}" --method "$(field methods "$row" 2)" --env "$world" --seed "$seed"
@@ -144,10 +146,12 @@ for stage in $stages; do
     train) for world in $worlds; do for row in $methods; do for seed in $seeds; do train "$world" "$row" "$seed"; done; done; done ;;
     eval) for world in $worlds; do for row in $methods; do for seed in $seeds; do measure "$world" "$row" "$seed"; done; done; done ;;
     page)
-        kinds=()
-        for world in $worlds; do kinds+=(--by "$(field worlds "$world" 5)"); done
         for block in $blocks; do
             mapfile -t files < <(compared "$block")
+            kinds=()
+            for world in $worlds; do
+                [[ ${files[*]} != *"=$out/$world/"* ]] || kinds+=(--by "$(field worlds "$world" 5)")
+            done
             [[ ${#files[@]} == 0 ]] || run lewm compare "${files[@]}" "${kinds[@]}" --json "$record/results_$block.json" \
                 --figure "${pages%%.md*}_$block.png"
         done

@@ -5,15 +5,19 @@
 
 `write` puts tables between the page's markers, `<!-- begin NAME -->` and `<!-- end NAME -->`; a page that is not there
 begins as page.md. `best` prints the name of the planner, the folder of the file that has the most successes.
+
+What nobody has evaluated is a dash. In place of the row lewm stand figures of the model that comes with lewm, from its
+card (pretrained/), until there are results of its own.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -21,11 +25,15 @@ from lewm.errors import ConfigError, LewmError
 from lewm.evaluate.comparison import Compared, Contest, compare, rates, time_ratio
 from lewm.evaluate.comparison_files import Entry, read_entry
 from lewm.evaluate.comparison_tables import NONE, Table, as_markdown, percent, seconds
-from lewm.files import completing
+from lewm.evaluate.results import by_name
+from lewm.evaluate.stats import Rate
+from lewm.files import completing, read_json
 
 HERE = Path(__file__).parent
+MODELS = HERE.parents[1] / "pretrained"
 NOTHING = "Nothing has been measured yet."
 FIRST = "lewm"  # the row that the others are tested against
+FROZEN = "the frozen pairs, paper"  # a column beside those of tuning pairs
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,8 @@ class Results:
     """What a folder holds. rows, worlds, planners: names, in the order of the tables.
 
     blocks: evaluations by block, world and label, which is a row's name with its seed.  published: (success, source)
-    by row and world.
+    by row and world.  tries: what else was trained to choose settings, each with its row and options.
+    tuning: evaluations of rows and tries by world, by planner on tuning pairs or ``FROZEN``, and by label.
     """
 
     folder: Path
@@ -42,20 +51,33 @@ class Results:
     planners: list[str]
     blocks: dict[str, dict[str, dict[str, Entry]]]
     published: dict[tuple[str, str], tuple[str, str]]
+    tries: dict[str, tuple[str, str]]
+    tuning: dict[str, dict[str, dict[str, Entry]]]
 
     @staticmethod
     def read(folder: Path, tables: Path) -> Results:
         lines = {name: _lines(tables / f"{name}.tsv") for name in ("methods", "worlds", "planners")}
         rows, worlds, planners = ([line[0] for line in each] for each in lines.values())
-        worlds = [world for world in worlds if (folder / world).is_dir()]
         blocks: dict[str, dict[str, dict[str, Entry]]] = {}
         for block in ("paper", "best", "equal"):
             blocks[block] = {world: _entries(folder / world / block, rows) for world in worlds}
         for world in worlds:  # a method that acts has no planner to choose
             acting = {name: entry for name, entry in blocks["paper"][world].items() if entry.planner is None}
-            blocks["best"][world] = _in_order(blocks["best"][world] | acting, rows)
+            if blocks["best"][world]:
+                blocks["best"][world] = _in_order(blocks["best"][world] | acting, rows)
         published = {(row, world): (success, source) for row, world, success, source in _lines(HERE / "published.tsv")}
-        return Results(folder, rows, worlds, planners, blocks, published)
+        tries = {name: (row, options) for name, row, options in _lines(HERE / "tries.tsv") if row in rows}
+        trained = [name for row in rows for name in (row, *(each for each, (of, _) in tries.items() if of == row))]
+        tuning: dict[str, dict[str, dict[str, Entry]]] = {}
+        for world in worlds:
+            places = {planner: folder / world / "tuning" / planner for planner in planners}
+            places[FROZEN] = folder / world / "paper"
+            tuning[world] = {column: _entries(place, trained) for column, place in places.items()}
+        return Results(folder, rows, worlds, planners, blocks, published, tries, tuning)
+
+    def measured(self) -> list[str]:
+        """The worlds of which there are evaluations."""
+        return [world for world in self.worlds if any(by_world[world] for by_world in self.blocks.values())]
 
 
 def write(results: tyro.conf.Positional[Path], page: Path, tables: Path = HERE) -> None:
@@ -64,6 +86,7 @@ def write(results: tyro.conf.Positional[Path], page: Path, tables: Path = HERE) 
     text = (page if page.is_file() else HERE / "page.md").read_text(encoding="utf-8")
     sections: dict[str, Callable[[], str]] = {
         "paper": lambda: _block(found, "paper"),
+        "summary": lambda: _summary(found),
         "best": lambda: _block(found, "best"),
         "equal": lambda: _block(found, "equal"),
         "strict": lambda: _block(found, "paper", protocol="strict"),
@@ -118,23 +141,57 @@ def _row(label: str) -> str:
 
 
 def _block(results: Results, block: str, protocol: str = "paper") -> str:
-    """Rows by worlds; each cell with its interval, its pairs, and the published number."""
+    """Rows by worlds; each cell with its interval, its pairs, and the published number. What is missing is said."""
     by_world = results.blocks[block]
-    entries = [entry for world in by_world.values() for entry in world.values()]
-    if not entries:
+    if not any(by_world.values()):
         return NOTHING
-    compared = compare(entries)
-    special = {id(t.entry) for t in compared.tests if t.protocol == protocol and t.adjusted < 0.05}
+    notes = [f"{NONE} has not been evaluated yet."]
+    for world, entries in by_world.items():
+        if entries and _row(next(iter(entries))) != FIRST:
+            notes.append(f"There is no {FIRST} in {world} pair by pair, so † is against {next(iter(entries))} there.")
+    return f"{as_markdown(_table(results, block, protocol))}\n\n{' '.join(notes)}"
+
+
+def _table(results: Results, block: str, protocol: str = "paper", marked: bool = True) -> Table:
+    by_world = results.blocks[block]
+    compared = compare([entry for world in by_world.values() for entry in world.values()])
+    special = {id(t.entry) for t in compared.tests if marked and t.protocol == protocol and t.adjusted < 0.05}
 
     def cell(row: str, world: str) -> str:
         mine = [entry for label, entry in by_world[world].items() if _row(label) == row]
-        parts = [_cell(entry, protocol, id(entry) in special, block == "best") for entry in mine] or [NONE]
-        return "<br>".join([*parts, *_published(results, row, world, protocol)])
+        parts = [_cell(entry, protocol, id(entry) in special, block == "best") for entry in mine]
+        if not parts and row == FIRST and block == "paper" and (card := _card(world)):
+            parts = [f"{percent(card[protocol])} ({card[protocol].total}, card)"]
+        return "<br>".join([*(parts or [NONE]), *_published(results, row, world, protocol)])
 
-    rows = [row for row in results.rows if any(_row(label) == row for world in by_world.values() for label in world)]
-    body = [(row, *(cell(row, world) for world in results.worlds)) for row in rows]
+    body = [(row, *(cell(row, world) for world in results.worlds)) for row in results.rows]
     body += _bounds(results, compared, by_world, protocol)
-    return as_markdown(Table(block, ("", *results.worlds), tuple(body)))
+    return Table(block, ("", *results.worlds), tuple(body))
+
+
+def _summary(results: Results) -> str:
+    """What was evaluated by the paper's protocol and with its planner, of worlds and rows that are there."""
+    by_world, worlds = results.blocks["paper"], [world for world in results.worlds if results.blocks["paper"][world]]
+    measured = {_row(label) for world in by_world.values() for label in world}
+    rows = [row for row in results.rows if row in measured or row == FIRST]
+    return as_markdown(_table(replace(results, rows=rows, worlds=worlds), "paper", marked=False)) if worlds else NOTHING
+
+
+def _card(world: str) -> dict[str, Rate]:
+    """Success by protocol of the model that comes with lewm, on the paper's pairs with the paper's planner."""
+    found = _evaluations(world)
+    if not found:
+        return {}
+    counts = by_name(found[0]["rates"])
+    return {"paper": Rate(*counts["policy"]), "strict": Rate(*counts["policy_strict"])}
+
+
+def _evaluations(world: str) -> list[dict[str, Any]]:
+    """Those of a card that changed nothing of planning, on the paper's pairs."""
+    path = MODELS / world / "config.json"
+    found = read_json(path)["evaluations"] if path.is_file() else []
+    by_paper = [each for each in found if each["settings"].get("eval.manifest") == "paper"]
+    return [each for each in by_paper if not any(name.startswith("plan.") for name in each["settings"])]
 
 
 def _cell(entry: Entry, protocol: str, differs: bool, with_planner: bool) -> str:
@@ -202,45 +259,65 @@ def _times(results: Results) -> str:
         ratio = time_ratio(entry, first) if first else None
         return seconds(entry.seconds_per_plan) + ("" if ratio is None else f" ({ratio:.1f})")
 
-    body = [(label, *(cell(label, world) for world in results.worlds)) for label in labels]
+    body = [(label, *(cell(label, world) for world in results.measured())) for label in labels]
     devices = sorted({entry.device for world in by_world.values() for entry in world.values()})
-    return as_markdown(Table("", ("", *results.worlds), tuple(body))) + f"\n\nMeasured on {', '.join(devices)}."
+    return as_markdown(Table("", ("", *results.measured()), tuple(body))) + f"\n\nMeasured on {', '.join(devices)}."
 
 
 def _tried(results: Results) -> str:
-    """Every planner that was tried for every method, on tuning pairs, and what else was."""
+    """Every planner and every setting that was tried for every method, on tuning pairs, and what else was."""
     parts = [(HERE / "tried.md").read_text(encoding="utf-8").strip()]
-    for world in results.worlds:
-        found = {p: _entries(results.folder / world / "tuning" / p, results.rows) for p in results.planners}
-        labels = list(
-            _in_order({label: entry for each in found.values() for label, entry in each.items()}, results.rows)
-        )
+    for world, found in results.tuning.items():
+        on_tuning = {label for column, each in found.items() if column != FROZEN for label in each}
+        tried = {name for name in results.tries if name in found[FROZEN]}
+        known = on_tuning | tried | {results.tries[name][0] for name in tried}
+        labels = dict.fromkeys([*(label for label in found[FROZEN] if label in known), *sorted(on_tuning)])
         if labels:
-            body = tuple((label, *_tries(label, found)) for label in labels)
-            table = Table("", (f"{world}, of tuning pairs", *results.planners), body)
-            parts.append(as_markdown(table))
+            header = (f"{world}, of tuning pairs", *results.planners, FROZEN)
+            body = tuple((_described(results, label), *_tries(label, found)) for label in labels)
+            parts.append(as_markdown(Table("", header, body)))
     return "\n\n".join(parts)
 
 
-def _tries(label: str, found: dict[str, dict[str, Entry]]) -> Iterable[str]:
-    """The successes with each planner; the one that was chosen stands out."""
-    tried = {planner: rates(entries[label].outcomes)["paper"] for planner, entries in found.items() if label in entries}
-    chosen = max(tried, key=lambda planner: tried[planner].successes)
-    for planner in found:
-        text = f"{tried[planner].successes} of {tried[planner].total}" if planner in tried else NONE
-        yield f"**{text}**" if planner == chosen else text
+def _described(results: Results, label: str) -> str:
+    """A row's name, or what was tried for it."""
+    if label not in results.tries:
+        return label
+    row, options = results.tries[label]
+    return f"{label}: {row} with `{options}`"
+
+
+def _tries(label: str, found: dict[str, dict[str, Entry]]) -> Iterator[str]:
+    """The successes with each planner, where the one that was chosen stands out, and those of the frozen pairs."""
+    tried = {column: rates(each[label].outcomes)["paper"] for column, each in found.items() if label in each}
+    planners = [column for column in tried if column != FROZEN]
+    chosen = max(planners, key=lambda planner: tried[planner].successes) if len(planners) > 1 else None
+    for column in found:
+        text = f"{tried[column].successes} of {tried[column].total}" if column in tried else NONE
+        yield f"**{text}**" if column == chosen else text
 
 
 def _commands(results: Results) -> str:
-    lines = []
+    """One line for each training and each evaluation."""
+    rows: list[tuple[str, ...]] = []
     for world in results.worlds:
         for done in sorted((results.folder / world / "runs").glob("*.done")):
-            lines.append(f"- {world}, {done.stem}, trained: `{done.read_text(encoding='utf-8').strip()}`")
-        for block, by_world in results.blocks.items():
-            for label, entry in by_world[world].items():
-                if block != "best" or entry.planner is not None:
-                    lines.append(f"- {world}, {label}, {block}: `{entry.command or 'not recorded'}`")
-    return "\n".join(lines) or NOTHING
+            rows.append((world, done.stem, "trained", done.read_text(encoding="utf-8").strip()))
+        if FIRST not in results.blocks["paper"][world]:
+            rows += [(world, FIRST, "card", _card_command(world, each)) for each in _evaluations(world)[:1]]
+        asked = [(block, by_world[world]) for block, by_world in results.blocks.items()]
+        asked += [(f"tuning, {column}", each) for column, each in results.tuning[world].items() if column != FROZEN]
+        tried = {label: e for label, e in results.tuning[world][FROZEN].items() if label in results.tries}
+        for what, entries in [*asked, ("paper", tried)]:
+            for label, entry in entries.items():
+                if what != "best" or entry.planner is not None:
+                    rows.append((world, label, what, entry.command or "not recorded"))
+    table = Table("", ("world", "row", "what", "command"), tuple((*line[:3], f"`{line[3]}`") for line in rows))
+    return as_markdown(table) if rows else NOTHING
+
+
+def _card_command(world: str, evaluation: dict[str, Any]) -> str:
+    return f"lewm eval {world} --eval.episodes {evaluation['settings']['eval.episodes']}"
 
 
 if __name__ == "__main__":

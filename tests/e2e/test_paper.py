@@ -20,6 +20,10 @@ from lewm.methods.registry import METHODS
 PAPER = Path(__file__).parents[2] / "runs" / "paper"
 Results = Callable[..., Path]  # the fixture: name, outcomes and what is special -> a results file
 SOLVED, FAILED = (True, True), (False, False)
+CARD = PAPER.parents[1] / "pretrained" / "tworoom" / "config.json"
+AS_THE_PAPER = {"eval.episodes": 200, "eval.manifest": "paper"}
+SECTIONS = ("paper", "summary", "commands")
+BOUNDS = ("random actions", "recorded actions")
 TOY_ROWS = """
 lewm | lewm | plans | |
 pldm | pldm | plans | |
@@ -118,7 +122,10 @@ def test_nothing_is_done_when_dry(tmp_path: Path):
     assert len(trained) == 4 * len(rows) * 2
     assert sum(" collect " in line for line in commands) == 4
     assert any("--fixed-flops 3.1e12 --plan.samples 12" in line for line in commands)
-    assert not any("@lewm" in line for line in commands)
+    assert not any("@" in line for line in commands)
+    of_pldm = [line for line in commands if "cube/runs/pldm-similarity" in line and " train " in line]
+    assert all("--train.steps 50000 " in line for line in of_pldm)
+    assert len(of_pldm) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tables"]
 
 
@@ -159,14 +166,53 @@ def test_the_page_has_every_cell_with_its_interval(results: Results, tmp_path: P
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "page.md").read_text()
     seeds = "100.0 [75.8, 100.0] (12)<br>seed 1: 91.7 [64.6, 98.5] (12)<br>published: 87 (paper)"
-    assert f"| lewm | {seeds} | {seeds.replace('87', '86')} |" in text
-    assert "| gcbc | 0.0 [0.0, 24.2]† (12)<br>published: 100 (paper, DINOv2) | 0.0 [0.0, 24.2]† (12) |" in text
+    rows = {line.split(" | ")[0][2:]: line.split(" | ")[1:] for line in text.split("<!-- end paper")[0].splitlines()}
+    assert (rows["lewm"][0], rows["lewm"][2]) == (seeds, seeds.replace("87", "86"))
+    not_evaluated = "–<br>published: 75 (paper, DINOv2)"
+    assert rows["gcbc"][:2] == ["0.0 [0.0, 24.2]† (12)<br>published: 100 (paper, DINOv2)", not_evaluated]
+    assert rows["gcbc"][2] == "0.0 [0.0, 24.2]† (12)"
+    assert rows["dino_wm-tokens"] == ["–", "–", "–", "– |"]
+    assert "\n– has not been evaluated yet.\n" in text, "and all is against the row lewm"
     assert "| lewm | 100.0 [75.8, 100.0] (12, cem, whole)<br>" in text, "in the block best"
     assert "|  | starts at rest (1 pairs) | starts moving (11 pairs) |" in text
     assert "| gcbc | acts | acts |" in text
     assert "`lewm eval r/reacher/paper/gcbc`" in text
     assert page(tmp_path, tmp_path / "r").returncode == 0
     assert (tmp_path / "page.md").read_text() == text, "written a second time, it is the same"
+
+
+def test_the_shipped_model_stands_in_for_the_first_row(results: Results, tmp_path: Path):
+    """With what its card says, until it is evaluated here; and somebody else is tested against."""
+    results("r/tworoom/paper/pldm", [SOLVED] * 12)
+    results("r/tworoom/paper/gcbc", [FAILED] * 12, method="gcbc", plans=0)
+    (tmp_path / "page.md").write_text("".join(f"<!-- begin {n} -->\n<!-- end {n} -->\n" for n in SECTIONS))
+    assert page(tmp_path, tmp_path / "r").returncode == 0
+    text = (tmp_path / "page.md").read_text()
+    (of_card,) = (each for each in json.loads(CARD.read_text())["evaluations"] if each["settings"] == AS_THE_PAPER)
+    successes, total = of_card["rates"]["planning with the world model"]
+    cell = (
+        rf"\| lewm \| {100 * successes / total:.1f} \[[\d.]+, [\d.]+\] \({total}, card\)<br>published: 87 \(paper\) \|"
+    )
+    assert len(re.findall(cell, text)) == 2, "in the whole table and in the summary"
+    assert "| tworoom | lewm | card | `lewm eval tworoom --eval.episodes 200` |" in text
+    assert "so † is against pldm there." in text
+    summary = text.partition("begin summary -->\n")[2].partition("\n<!-- end")[0].splitlines()
+    assert [line.split(" | ")[0] for line in summary[2:]] == [f"| {row}" for row in ("lewm", "pldm", "gcbc", *BOUNDS)]
+    assert summary[0] == "|  | tworoom |"
+    assert "†" not in "".join(summary), "nothing explains it there"
+
+
+def test_tries_are_shown_beside_their_row(results: Results, tmp_path: Path):
+    """On tuning pairs and on the frozen ones; and they are no rows of the comparison."""
+    for name, solved in (("gcbc", 3), ("gcbc-fast", 2)):
+        outcomes = [SOLVED] * solved + [FAILED] * (4 - solved)
+        results(f"r/tworoom/paper/{name}", outcomes, method="gcbc", plans=0)
+    results("r/tworoom/tuning/paper/gcbc-fast", [SOLVED, FAILED], method="gcbc", plans=0)
+    assert page(tmp_path, tmp_path / "r").returncode == 0
+    text = (tmp_path / "page.md").read_text()
+    assert "| gcbc | – | – | – | 3 of 4 |\n| gcbc-fast: gcbc with `--train.lr 1e-3` | 1 of 2 | – | – | 2 of 4 |" in text
+    assert "| tworoom | gcbc-fast | tuning, paper | `lewm eval r/tworoom/tuning/paper/gcbc-fast` |" in text
+    assert "gcbc-fast" not in text.split("<!-- begin tried -->")[0]
 
 
 def test_what_people_write_around_the_tables_stays(results: Results, tmp_path: Path):
@@ -200,6 +246,6 @@ def test_every_row_can_be_trained(tmp_path: Path):
         pytest.skip(f"no {', '.join(sorted(missing))} here yet")
     for _, method, kind, options, _ in rows:
         assert kind in ("plans", "acts")
-        given = options.replace("@lewm", str(tmp_path)).split()
+        given = options.replace("@lewm", str(tmp_path)).replace("@steps", "8").split()
         with pytest.raises(LewmError):  # nothing is wrong but the dataset or the encoder, which are not there
             train(["tworoom", "--method", method, "--data", str(tmp_path / "no.h5"), *given])
