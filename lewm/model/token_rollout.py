@@ -49,6 +49,7 @@ class TokenRollout:
         precision: of the products, as ``planning_dtype`` has it; all between them is float32.
         differentiable: whether distances have gradients with respect to the actions.
         shares: what each of a token's F numbers counts for in a distance, None: all alike, 1 / F.
+        plain: whether the predictor's own layers are taken also where there are faster ones.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class TokenRollout:
         precision: str = "auto",
         differentiable: bool = False,
         shares: Sequence[float] | None = None,
+        plain: bool = False,
     ) -> None:
         device, depth = predictor.positions.device, len(predictor.blocks)
         dtype = planning_dtype(precision, device)
@@ -65,7 +67,7 @@ class TokenRollout:
         self._shares_F = torch.tensor(shares or [1 / predictor.features] * predictor.features, device=device)
         self._predictor = copy.deepcopy(predictor).eval().requires_grad_(False)
         self._layers: Callable[[torch.Tensor, list[torch.Tensor | None], bool], torch.Tensor] = self._plain_layers
-        if not differentiable and token_layers.worthwhile(device, dtype):
+        if not (plain or differentiable) and token_layers.worthwhile(device, dtype):
             self._layers = token_layers.TokenLayers(self._predictor.blocks, attend, dtype)
         else:
             for block in self._predictor.blocks:

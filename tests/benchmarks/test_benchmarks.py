@@ -59,13 +59,20 @@ def run(benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_each_has_a_test():
     """Whoever adds a benchmark adds a test below."""
-    # What only loads others; and analyses of pairs, which `lewm compare --by` replaces.
-    others = {"peer", "cube_pairs", "reacher_pairs"}
+    others = {"peer"}  # it only loads the public implementation
     names = {path.stem for folder in FOLDERS for path in folder.glob("*.py")} - others
     assert {name for name in names if f"test_{name}" not in globals()} == set()
 
 
 # -- speed ---------------------------------------------------------------------------------------------------------
+
+
+def test_token_plans(run: Run, tmp_path: Path):
+    small = ("--device", "cpu", "--tokens", 2, "--samples", 2, "--repeats", 1, "--json", tmp_path / "rows.json")
+    assert "difference" in run("token_plans", "--features", 6, "--context", 1, 3, *small)
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["context"] for row in rows] == [1, 3]
+    assert all(row["seconds"] > 0 and row["plain_seconds"] > 0 and row["difference"] < 1e-5 for row in rows)
 
 
 @needs_public
