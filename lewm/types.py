@@ -300,8 +300,8 @@ class DistanceFunction(Protocol):
 EncoderFunction: TypeAlias = "Callable[..., torch.Tensor]"
 
 
-class WorldModel(Protocol):
-    """What a planner needs of a model; ``lewm.LeWM`` is one. ``Method`` has what is not its own."""
+class Sighted(Protocol):
+    """What it looks at and does, of whatever an agent can be made of."""
 
     @property
     def history(self) -> int: ...
@@ -313,6 +313,10 @@ class WorldModel(Protocol):
     def image_size(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
+
+
+class WorldModel(Sighted, Protocol):
+    """What a planner needs of a model; ``lewm.LeWM`` is one. ``Method`` has what is not its own."""
 
     def planning_encoder(self, precision: str) -> EncoderFunction: ...
     def planning_rollout(self, precision: str, differentiable: bool) -> RolloutFunction: ...
@@ -331,19 +335,8 @@ class DistanceModel(WorldModel, Protocol):
     def planning_distances(self, precision: str, differentiable: bool) -> DistanceFunction: ...
 
 
-class Actor(Protocol):
+class Actor(Sighted, Protocol):
     """What an agent needs of a method that does not plan: it acts at once."""
-
-    @property
-    def history(self) -> int: ...
-    @property
-    def frame_skip(self) -> int: ...
-    @property
-    def action_dim(self) -> int: ...
-    @property
-    def image_size(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
 
     def act(self, frames_BTRRC: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
         """Blocks of raw actions, (B, K, action_dim), after the last T <= history frames, towards goals (B, R, R, 3).

@@ -127,8 +127,8 @@ def test_the_source_of_an_environment_matters(tmp_path: Path, monkeypatch: pytes
         ("models/mine", "models/mine", "evaluations/mine"),
         ("pusht", "/somewhere/pretrained/pusht", "evaluations/pusht"),
         ("org/name", "/cache/models--org--name/snapshots/0a1b2c", "evaluations/name"),
-        (".", "/work/mine", "evaluations/mine"),
-        ("..", "/work/mine", "evaluations/mine"),
+        (".", "/somewhere/mine", "evaluations/mine"),
+        ("..", "/somewhere/mine", "evaluations/mine"),
     ],
 )
 def test_results_have_a_place_outside_of_what_comes_and_goes(source: str, folder: str, place: str):
