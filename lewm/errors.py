@@ -26,6 +26,10 @@ class FileError(LewmError):
     """A file that cannot be read or written, is in use, or is not to be replaced."""
 
 
+class BusyError(FileError):
+    """A file that another process is writing."""
+
+
 class DataError(LewmError):
     """A dataset that is missing, damaged, or made for something else."""
 

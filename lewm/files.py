@@ -15,13 +15,15 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lewm.errors import FileError
+from lewm.errors import BusyError, FileError
 
+WAIT_INTERVAL = 0.5  # seconds between two looks at a lock that is waited for
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 NO_WAITING = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 MODEL_FILES = ("config.json", "model.safetensors")  # a folder that has both is a model's
@@ -173,12 +175,18 @@ def json_digest(document: Any) -> str:
 
 
 @contextlib.contextmanager
-def only_writer(path: Path, busy: str) -> Iterator[None]:
+def only_writer(path: Path, busy: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock file ``path``; the kernel releases it when this process dies, however it dies.
 
-    busy: what to say when another process holds it.
+    busy: what to say when another process holds it.  on_wait: called once instead of that error; then it is waited for.
     """
-    descriptor = _acquire(path, busy)
+    try:
+        descriptor = _acquire(path, busy)
+    except BusyError:
+        if on_wait is None:
+            raise
+        on_wait()
+        descriptor = _acquire_patiently(path, busy)
     try:
         yield
     finally:
@@ -202,7 +210,7 @@ def _acquire(path: Path, busy: str) -> int:
                 return descriptor
         except BlockingIOError:
             os.close(descriptor)
-            raise FileError(busy) from None
+            raise BusyError(busy) from None
         except OSError as error:
             os.close(descriptor)
             if error.errno in NO_LOCKS:
@@ -210,6 +218,14 @@ def _acquire(path: Path, busy: str) -> int:
                 raise FileError(f"The file system of {path.parent} has no locks ({error}). {remedy}.") from error
             raise FileError(f"{path} cannot be locked ({error}). Choose another place.") from error
         os.close(descriptor)  # it was removed by the one who held it before
+
+
+def _acquire_patiently(path: Path, busy: str) -> int:
+    """The same, however long it takes. It asks again and again, since a lock that blocks hears no Ctrl-C in Python."""
+    while True:
+        time.sleep(WAIT_INTERVAL)
+        with contextlib.suppress(BusyError):
+            return _acquire(path, busy)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

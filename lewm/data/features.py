@@ -12,6 +12,7 @@ which covers features.json as well.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import itertools
@@ -101,13 +102,16 @@ def build_features(
 
     encode: the frozen encoder; it is given ``batch`` frames at a time, so a build that goes on calls it as before.
     on_progress: counts frames.  announce: told in a sentence how much is going to be written, and where.
-    An interruption at any moment loses a few blocks; two writers are kept apart.
+    An interruption at any moment loses a few blocks. Where another process computes the same features, that raises, or
+    with ``announce`` is said and waited for.
     """
     folder = features_folder(store, encoder_name, encoder_digest)
     if (folder / FORM).exists() and not _missing(folder, _read_form(folder, store, encoder_name, encoder_digest)):
         return folder
-    busy = f"Another process computes the features in {folder}. Wait until it is done."
-    with only_writer(folder.with_name(f"{folder.name}.lock"), busy), torch.no_grad():
+    busy = f"Another process computes the features in {folder}."
+    on_wait = None if announce is None else functools.partial(announce, f"{busy} Waiting for it.")
+    lock = folder.with_name(f"{folder.name}.lock")
+    with only_writer(lock, f"{busy} Wait until it is done.", on_wait), torch.no_grad():
         begun = (folder / FORM).exists()
         if begun:
             form = _read_form(folder, store, encoder_name, encoder_digest)
@@ -117,6 +121,8 @@ def build_features(
             whose = (VERSION, encoder_name, encoder_digest, store.digest)
             form = _Form(*whose, store.num_frames, batch, list(first.shape[1:]), first.dtype.str)
         missing = _missing(folder, form)
+        if begun and not missing:  # whoever was waited for has done all of it
+            return folder
         _check_room(folder, form, missing)
         if announce:
             announce(_announcement(folder, form, missing))

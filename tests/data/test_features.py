@@ -208,6 +208,25 @@ def test_two_writers_are_kept_apart(store: EpisodeStore) -> None:
     build_features(store, NAME, DIGEST, encode)
 
 
+def test_who_can_say_so_waits_for_the_other_writer(store: EpisodeStore) -> None:
+    folder = features_folder(store, NAME, DIGEST)
+    folder.parent.mkdir()
+    said: list[str] = []
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def announce(sentence: str) -> None:
+            said.append(sentence)
+            fcntl.flock(lock, fcntl.LOCK_UN)  # the other one ends while this one waits
+
+        build_features(store, NAME, DIGEST, encode, announce=announce)
+    assert said[0] == f"Another process computes the features in {folder}. Waiting for it."
+    assert len(said) == 2
+    said.clear()
+    build_features(store, NAME, DIGEST, encode, announce=said.append)
+    assert not said
+
+
 def test_a_full_disk_is_named_and_what_is_there_counts(store: EpisodeStore) -> None:
     """A process that may only write small files fails as on a full disk, in the second of six blocks."""
     code = KILLED.replace(
