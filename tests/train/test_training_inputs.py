@@ -12,10 +12,12 @@ import torch
 
 from lewm.config import Config, LoaderConfig
 from lewm.data.store import EpisodeStore
-from lewm.errors import DataError
+from lewm.errors import DataError, TrainingError
 from lewm.methods.frozen import frozen_encoder
 from lewm.methods.gcbc import GCBCConfig
+from lewm.methods.lewm import LeWM
 from lewm.train.inputs import compute_features, load_windows, open_dataset
+from lewm.train.loop import train
 
 CPU = torch.device("cpu")
 
@@ -81,3 +83,21 @@ def test_features_of_another_dataset_are_not_taken(debug_config: Config, debug_r
     collect("tworoom", copied, debug_config.collect, seed=1)
     with pytest.raises(DataError, match="features of another dataset than"):
         load_windows(other, open_dataset(other), CPU)
+
+
+def test_a_run_is_not_continued_on_features_of_another_encoder(debug_config: Config, debug_model: LeWM, tmp_path: Path):
+    """The folder that it names holds another model by now."""
+    eyes, out = tmp_path / "eyes", tmp_path / "run"
+    debug_model.save_pretrained(eyes)
+    train_settings = replace(debug_config.train, steps=4)
+    config = replace(reading(debug_config, str(eyes)), out=out, train=train_settings)
+    train(config)
+    train(config)  # it is finished, and nothing else
+    before = {path: path.read_bytes() for path in (out / "checkpoints").rglob("*") if path.is_file()}
+    with torch.no_grad():
+        debug_model.encoder.norm.weight.mul_(2)
+    shutil.rmtree(eyes)
+    debug_model.save_pretrained(eyes)
+    with pytest.raises(TrainingError, match=r"on features of another encoder .* Put that one there again, or start an"):
+        train(config)
+    assert {path: path.read_bytes() for path in (out / "checkpoints").rglob("*") if path.is_file()} == before
