@@ -165,6 +165,11 @@ class ActingPolicy(Policy):
         return blocks.to("cpu", torch.float32).numpy()
 
 
+def can_plan(method: Any) -> bool:
+    """Whether it is a world model; it imagines embeddings, or distances to the goal."""
+    return hasattr(method, "planning_rollout") or hasattr(method, "planning_distances")
+
+
 def policy_for(method: Any, settings: PlanConfig | None = None, seed: int = 0) -> Policy:
     """A policy of a method, by what it can do: a world model (or a planner of one) plans, an actor acts.
 
@@ -174,7 +179,7 @@ def policy_for(method: Any, settings: PlanConfig | None = None, seed: int = 0) -
         if settings:
             raise PlanningError(f"{type(method).__name__} has settings of its own already: leave out the others.")
         return method if isinstance(method, Policy) else PlanningPolicy(method, seed)
-    if hasattr(method, "planning_rollout") or hasattr(method, "planning_distances"):
+    if can_plan(method):
         return PlanningPolicy(Planner(method, config=settings), seed)
     if hasattr(method, "act"):
         return ActingPolicy(method)
