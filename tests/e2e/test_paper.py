@@ -122,6 +122,43 @@ def test_nothing_is_done_when_dry(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tables"]
 
 
+def test_results_that_are_older_than_their_model_are_asked_for_again(tmp_path: Path):
+    """It was trained anew with other settings: `lewm eval` says whether they still hold."""
+    script, world = Script(tmp_path), tmp_path / "out" / "tworoom"
+    done, results = world / "runs" / "lewm.done", world / "paper" / "lewm.json"
+    for path in (done, results):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    asked = {"DRY": "1", "STAGES": "eval", "METHODS": "lewm", "BLOCKS": "paper"}
+    for ages, expected in (((100, 200), 0), ((200, 100), 1)):
+        for path, seconds in zip((done, results), ages, strict=True):
+            os.utime(path, (seconds, seconds))
+        assert len(script.done(**asked)) == expected
+
+
+def test_a_run_that_is_older_than_the_model_whose_features_it_reads_is_asked_for_again(tmp_path: Path):
+    script, runs = Script(tmp_path), tmp_path / "out" / "tworoom" / "runs"
+    runs.mkdir(parents=True)
+    asked = {"STAGES": "train", "METHODS": "gcbc"}
+    eyes, mine = script.done(DRY="1", **asked)
+    for ages, expected in (((100, 200), []), ((200, 100), [mine])):
+        for name, command, seconds in zip(("lewm", "gcbc"), (eyes, mine), ages, strict=True):
+            (runs / f"{name}.done").write_text(command + "\n")
+            os.utime(runs / f"{name}.done", (seconds, seconds))
+        assert script.done(DRY="1", **asked) == expected
+
+
+def test_an_answer_that_is_taken_over_appears_whole(tmp_path: Path):
+    """A kill while it is copied must not leave a part of it where results are looked for."""
+    script, world = Script(tmp_path), tmp_path / "out" / "tworoom"
+    (world / "paper").mkdir(parents=True)
+    (world / "paper" / "lewm.json").touch()
+    commands = script.done(DRY="1", STAGES="eval", METHODS="lewm", BLOCKS="best", PLANNERS="paper")
+    (copied,) = (line.split()[-1] for line in commands if line.startswith("install"))
+    assert not copied.endswith(".json")
+    assert f"mv {copied} {world}/best/lewm.json" in commands
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
