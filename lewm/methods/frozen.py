@@ -104,7 +104,7 @@ def _opened(name: str) -> FrozenEncoder:
     if colon and not Path(name).exists():
         raise ConfigError(f"method.features: {unknown_name('kind of features', kind, _KINDS)} As in {_listed()}.")
     if len(Path(name).parts) == 1 and not Path(name).exists() and name not in checkpoint.pretrained_models():
-        known = [*checkpoint.pretrained_models(), EFFICIENTNET, *EXAMPLES]
+        known = [*checkpoint.pretrained_models(), *EXAMPLES]
         raise ConfigError(
             f"method.features: {unknown_name('features', name, known)} Nor is there a folder of that name."
         )
