@@ -262,3 +262,14 @@ def test_dinov2_is_loaded_strictly(dino: Path, tmp_path: Path, change: str):
 def test_a_name_that_is_none_is_answered_with_the_nearest(name: str, message: str):
     with pytest.raises(ConfigError, match=rf"^method\.features: .*{message}"):
         frozen_encoder(name)
+
+
+def test_a_model_whose_features_are_gone_is_named(debug_model: LeWM, tmp_path: Path):
+    eyes = debug_model.save_pretrained(tmp_path / "eyes")
+    settings = replace(preset("debug", "gcbc").method, features=str(eyes))  # type: ignore[call-arg]
+    facts = lewm.types.DataFacts(debug_model.action_stats, encoder=frozen_encoder(str(eyes)).digest)
+    settings.build(facts).eval().save_pretrained(tmp_path / "policy")
+    shutil.rmtree(eyes)
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/policy/config.json: .*eyes") as caught:
+        lewm.load(tmp_path / "policy", device="cpu")
+    assert "\n" not in str(caught.value)
