@@ -124,7 +124,9 @@ def _block(results: Results, block: str, protocol: str = "paper") -> str:
     if not entries:
         return NOTHING
     compared = compare(entries)
-    special = {id(t.entry) for t in compared.tests if t.protocol == protocol and t.adjusted < 0.05}
+    against_first = [contest for contest in compared.contests if _row(contest.first.name) == FIRST]
+    tests = [test for contest in against_first for test in compared.tests_of(contest) if test.protocol == protocol]
+    special = {id(test.entry) for test in tests if test.adjusted < 0.05}
 
     def cell(row: str, world: str) -> str:
         mine = [entry for label, entry in by_world[world].items() if _row(label) == row]

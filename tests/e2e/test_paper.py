@@ -206,6 +206,20 @@ def test_the_page_has_every_cell_with_its_interval(results: Results, tmp_path: P
     assert (tmp_path / "page.md").read_text() == text, "written a second time, it is the same"
 
 
+def test_only_tests_against_the_first_row_are_marked(results: Results, tmp_path: Path):
+    """Where that row is not there yet, or has answered about other pairs, others are tested against one another."""
+    results("r/tworoom/paper/pldm", [SOLVED] * 12, method="pldm")
+    results("r/tworoom/paper/gcbc", [FAILED] * 12, method="gcbc", plans=0)
+    results("r/reacher/paper/lewm", [SOLVED] * 3, environment="lewm/Reacher-v0")
+    results("r/reacher/paper/pldm", [SOLVED] * 12, environment="lewm/Reacher-v0", method="pldm")
+    results("r/reacher/paper/gcbc", [FAILED] * 12, environment="lewm/Reacher-v0", method="gcbc", plans=0)
+    (tmp_path / "page.md").write_text("<!-- begin paper -->\n<!-- end paper -->\n")
+    assert page(tmp_path, tmp_path / "r").returncode == 0
+    text = (tmp_path / "page.md").read_text()
+    assert text.count("| gcbc | 0.0 [0.0, 24.2] (12)") == 1
+    assert "†" not in text
+
+
 def test_what_people_write_around_the_tables_stays(results: Results, tmp_path: Path):
     results("r/tworoom/paper/lewm", [SOLVED])
     (tmp_path / "page.md").write_text("# Mine\n<!-- begin paper -->\nold\n<!-- end paper -->\nA conclusion.\n")
