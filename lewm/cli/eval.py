@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> None:
     from lewm.evaluate.runner import evaluate
     from lewm.export.commands import eval_command
     from lewm.methods.files import load, read_facts, run_settings
-    from lewm.plan.policy import can_plan
+    from lewm.plan.futures import can_plan
     from lewm.plan.tuned import tuned_plan
 
     folder = checkpoint.resolve(source)

@@ -23,7 +23,7 @@ from lewm.evaluate.manifest import load_manifest, pairs_digest
 from lewm.files import file_digest, json_digest
 from lewm.methods.base import Method
 from lewm.methods.files import identity
-from lewm.plan.policy import can_plan
+from lewm.plan.futures import can_plan
 from lewm.version import __version__
 
 EVALUATIONS = "evaluations"  # the folder of results, in a run's or where the command is given

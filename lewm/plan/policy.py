@@ -12,6 +12,7 @@ import torch
 
 from lewm.config import PlanConfig
 from lewm.errors import PlanningError
+from lewm.plan.futures import can_plan
 from lewm.plan.inputs import Request, grouped, largest_batch
 from lewm.plan.planner import Planner
 from lewm.plan.schedule import Turn, next_turn
@@ -163,11 +164,6 @@ class ActingPolicy(Policy):
             name = type(self.actor).__name__
             raise PlanningError(f"{name}.act was to return blocks of shape {expected}, got {tuple(blocks.shape)}.")
         return blocks.to("cpu", torch.float32).numpy()
-
-
-def can_plan(method: Any) -> bool:
-    """Whether it is a world model; it imagines embeddings, or distances to the goal."""
-    return hasattr(method, "planning_rollout") or hasattr(method, "planning_distances")
 
 
 def policy_for(method: Any, settings: PlanConfig | None = None, seed: int = 0) -> Policy:
