@@ -13,6 +13,7 @@ from typing import NoReturn
 import pytest
 import torch
 
+import lewm
 from lewm import checkpoint
 from lewm.checked import to_dict
 from lewm.cli.eval import run as evaluate
@@ -20,7 +21,7 @@ from lewm.cli.train import run as train_by_command
 from lewm.config import CollectConfig, Config
 from lewm.data.collect import collect
 from lewm.data.store import EpisodeStore
-from lewm.envs.registry import env_entry, env_names
+from lewm.envs.registry import env_entry, env_names, env_type
 from lewm.files import read_json
 from lewm.methods.registry import METHODS
 from lewm.presets import preset
@@ -99,3 +100,20 @@ def test_a_method_in_a_world_trains_continues_to_the_same_bits_and_is_evaluated(
     assert results["environment"] == env_entry(world).gym_id
     assert results["rates"]["policy"]["episodes"] == 2
     assert results["rates"]["recorded"]["episodes"] == 2
+
+
+@pytest.mark.parametrize(("name", "reads"), [("dino_wm", "tokens:"), ("gciql", "")])
+@every_world
+def test_features_and_what_the_agent_senses_in_a_world(
+    name: str, reads: str, world: str, datasets: dict[str, Path], tmp_path: Path
+):
+    """Of a model that was trained there; evaluation sees through it, and senses what the dataset has."""
+    eyes, out = tmp_path / "eyes", tmp_path / "run"
+    train_by_command(settings("lewm", world, datasets[world], eyes)[1])
+    command = [*settings(name, world, datasets[world], out)[1], "--method.features", f"{reads}{eyes}"]
+    train_by_command([*command, "--method.proprio"] if name == "dino_wm" else command)
+    evaluate([str(out), "--device", "cpu", "--out", str(tmp_path / "results.json")])
+    assert json.loads((tmp_path / "results.json").read_text())["rates"]["policy"]["episodes"] == 2
+    model = lewm.load(out, device="cpu")
+    assert model.proprio_dim == (len(env_type(world).proprio_names) if name == "dino_wm" else 0)
+    assert not any(key.startswith("eyes.") for key in model.own_state())
