@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> None:
     if args.fixed_flops is not None:
         world_model = cast(WorldModel, model)
         plan = flops.with_fixed_flops(world_model, plan, args.fixed_flops)
-        spent = plan.iterations * flops.iteration_flops(world_model, plan)
+        spent = flops.plan_flops(world_model, plan)
         say(f"{plan.iterations} iterations of {plan.solver}: {spent:.2e} floating-point operations per plan.")
     config = replace(trained, env=args.env, seed=args.seed, device=args.device, plan=plan, eval=settings)
     question = ask(model, config)

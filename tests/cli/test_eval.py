@@ -88,6 +88,19 @@ def test_eval_with_everything(lewm: Lewm, debug_run: Path, tmp_path: Path):
         assert gif.n_frames == 11
 
 
+@pytest.mark.parametrize("solver", ["cem", "adam"])
+def test_the_arithmetic_that_is_said_is_the_one_that_is_recorded(
+    lewm: Lewm, debug_run: Path, tmp_path: Path, solver: str
+):
+    out = tmp_path / "result.json"
+    options = ("--solver", solver, "--fixed-flops", 1e8, "--eval.episodes", 1, "--device", "cpu")
+    answer = lewm("eval", debug_run, "--out", out, *options)
+    assert (answer.status, answer.err) == (0, "")
+    spent = json.loads(out.read_text())["flops_per_plan"]
+    assert 0.5e8 < spent <= 1e8
+    assert f"iterations of {solver}: {spent:.2e} floating-point operations per plan." in answer.out
+
+
 def test_recorded_actions_are_for_the_solver_that_is_named_last(lewm: Lewm, debug_run: Path, tmp_path: Path):
     options = ("--device", "cpu", "--out", tmp_path / "result.json", "--plan.icem.recorded", 1, "--eval.episodes", 1)
     lewm("eval", debug_run, *options).assert_refused("plan.icem.recorded is for the solver icem, got 1 with cem")
