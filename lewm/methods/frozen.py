@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -78,7 +79,13 @@ class FrozenEncoder:
     def kept(self, pixels: torch.Tensor) -> torch.Tensor:
         """The same as they are kept on disk: float16 (N, *shape) if ``half``."""
         features = self(pixels)
-        return features.half() if self.half else features
+        if not self.half:
+            return features
+        most, largest = torch.finfo(torch.float16).max, features.abs().max().item()
+        if most < largest < math.inf:
+            given = f"method.features: {self.name} gives numbers up to {largest:.2e}"
+            raise ConfigError(f"{given}, and float16 holds none above {most:,.0f}. Take another encoder.")
+        return features.half()
 
 
 def frozen_encoder(name: str, digest: str | None = None, device: str | torch.device = "cpu") -> FrozenEncoder:
