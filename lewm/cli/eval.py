@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
+from lewm.checked import flat
 from lewm.cli.frame import console, parse, print_rates, say, take_positional
 from lewm.cli.progress import progress_bar
 from lewm.config import Config, EvalConfig, PlanConfig, SolverName
@@ -58,6 +59,7 @@ def run(arguments: list[str]) -> None:
     from lewm.evaluate.runner import evaluate
     from lewm.export.commands import eval_command
     from lewm.methods.files import load, read_facts, run_settings
+    from lewm.plan.futures import can_plan
     from lewm.plan.tuned import tuned_plan
 
     folder = checkpoint.resolve(source)
@@ -80,10 +82,12 @@ def run(arguments: list[str]) -> None:
     if args.out:
         check_output(args.out, RESULTS, [folder, *([Path(settings.manifest)] if settings.manifest else [])])
     model = load(folder, args.device)
+    if not can_plan(model):
+        _refuse_planning(args, trained.plan, f"{source} is of the method {model.settings.NAME!r}")
     if args.fixed_flops is not None:
         world_model = cast(WorldModel, model)
         plan = flops.with_fixed_flops(world_model, plan, args.fixed_flops)
-        spent = plan.iterations * flops.iteration_flops(world_model, plan)
+        spent = flops.plan_flops(world_model, plan)
         say(f"{plan.iterations} iterations of {plan.solver}: {spent:.2e} floating-point operations per plan.")
     config = replace(trained, env=args.env, seed=args.seed, device=args.device, plan=plan, eval=settings)
     question = ask(model, config)
@@ -102,6 +106,17 @@ def run(arguments: list[str]) -> None:
         shown = evaluation or evaluate(model, few, elsewhere=True)  # results do not say what was seen
         animation.write_videos(videos, config.env, shown.results[: args.videos])
         say(f"Videos: {videos}")
+
+
+def _refuse_planning(args: EvalArgs, usual: PlanConfig, what: str) -> None:
+    """Of a method that acts, settings of planning would be passed over in silence."""
+    shorts = {"--solver": args.solver, "--tuned": args.tuned, "--fixed-flops": args.fixed_flops}
+    given = [flag for flag, value in shorts.items() if value not in (None, False)]
+    if not args.tuned:  # or all that is tuned would be named
+        old, new = flat(usual), flat(args.plan)
+        given += [f"--plan.{name.replace('_', '-')}" for name in sorted(new) if new[name] != old[name]]
+    if given:
+        raise ConfigError(f"{what}, which acts and makes no plans. Leave out {', '.join(given)}.")
 
 
 def evaluate_with_progress(

@@ -64,10 +64,10 @@ class Contest:
         return f"{self.world}: {len(self.first.pairs)} {which}pairs, {self.first.budget} actions"
 
     def bounds(self) -> dict[str, dict[str, list[bool | None]]]:
-        """Outcomes by protocol of what no method made: the floor, and the ceiling if any file knows it."""
-        with_ceiling = next((entry for entry in self.entries if entry.recorded), None)
-        bounds = {FLOOR: self.first.random}
-        return bounds | ({CEILING: with_ceiling.recorded} if with_ceiling and with_ceiling.recorded else {})
+        """Outcomes by protocol of what no method made: the floor and the ceiling, as far as any file knows them."""
+        floors, ceilings = ([getattr(entry, name) for entry in self.entries] for name in ("random", "recorded"))
+        known = {FLOOR: next(filter(None, floors), None), CEILING: next(filter(None, ceilings), None)}
+        return {name: outcomes for name, outcomes in known.items() if outcomes}
 
     def equal_arithmetic(self) -> list[list[Entry]]:
         """Those that plan with about as much arithmetic in an episode, where at least two do."""
@@ -168,6 +168,7 @@ def _grouped(entries: Sequence[Entry]) -> list[list[Entry]]:
 def _tests(contests: Sequence[Contest]) -> Iterator[Tested]:
     for protocol in PROTOCOLS:
         found = [(e, paired(c.first, e, protocol)) for c in contests for e in c.entries[1:]]
+        found = [(entry, comparison) for entry, comparison in found if comparison.first.total]  # else: nothing counts
         adjusted = holm([comparison.p_value for _, comparison in found])
         for (entry, comparison), p_value in zip(found, adjusted, strict=True):
             yield Tested(entry, protocol, comparison, p_value)

@@ -28,8 +28,9 @@ class Entry:
     """One evaluation. name: what it is called beside the others.
 
     pairs: (index, start, goal).  outcomes, random, recorded: of the method and of the two bounds, pair by pair; None
-    in them does not count.  nearest: the lowest cost of each episode's plans.  planner, seconds_per_plan,
-    flops_per_plan, flops_per_episode: None of a method that acts; arithmetic also where it was not counted.
+    in them does not count, None for a bound: the file does not have it.  nearest: the lowest cost of each episode's
+    plans.  planner, seconds_per_plan, flops_per_plan, flops_per_episode: None of a method that acts; arithmetic also
+    where it was not counted.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Entry:
     manifest: str | None
     pairs: tuple[Pair, ...]
     outcomes: Outcomes
-    random: Outcomes
+    random: Outcomes | None
     recorded: Outcomes | None
     nearest: tuple[float | None, ...]
     device: str
@@ -125,7 +126,7 @@ def _entry(document: Any, path: Path, name: str) -> Entry:
         manifest=config["eval"].get("manifest"),
         pairs=tuple((each["index"], tuple(each["start"]), tuple(each["goal"])) for each in episodes),
         outcomes={protocol: [_outcome(each[key]) for each in episodes] for protocol, key in PROTOCOLS.items()},
-        random=_outcomes(episodes, "random_policy_") or {},
+        random=_outcomes(episodes, "random_policy_"),
         recorded=recorded,
         nearest=tuple(_lowest(each["plan_costs"]) for each in episodes),
         device=document["device"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ def tables(compared: Compared) -> Iterator[Table]:
         yield _overview(compared.contests)
     for contest in compared.contests:
         yield _success(contest)
-        if len(contest.entries) > 1:
+        if compared.tests_of(contest):
             yield _tests(compared, contest)
         yield from (_by_kind(kinds) for kinds in compared.kinds if kinds.contest is contest)
         if groups := contest.equal_arithmetic():
@@ -38,11 +39,11 @@ def sentences(compared: Compared) -> Iterator[str]:
     """What has to be said beside the tables."""
     yield "Success in percent, with Wilson's interval at 95 %: by the paper's protocol, and by the strict one."
     if compared.tests:
-        count = len(compared.tests) // len(PROTOCOLS)
+        count = max(Counter(test.protocol for test in compared.tests).values())
         yield (
             "p: how often luck alone would divide the episodes that only one of two solved as unevenly (McNemar's "
             "test, exact). "
-            f"p (Holm): corrected for the {count} test{'s' * (count > 1)} by each protocol."
+            f"p (Holm): corrected for the {count} test{'s' * (count > 1)} by one protocol."
         )
     entries = [entry for contest in compared.contests for entry in contest.entries]
     if any(entry.planner is None for entry in entries):

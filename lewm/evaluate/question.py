@@ -23,6 +23,7 @@ from lewm.evaluate.manifest import load_manifest, pairs_digest
 from lewm.files import file_digest, json_digest
 from lewm.methods.base import Method
 from lewm.methods.files import identity
+from lewm.plan.futures import can_plan
 from lewm.version import __version__
 
 EVALUATIONS = "evaluations"  # the folder of results, in a run's or where the command is given
@@ -59,7 +60,7 @@ class Question:
 def ask(model: Method, config: Config) -> Question:
     """The question that ``evaluate(model, config)`` answers."""
     manifest, entry = load_manifest(config.env, config.eval.manifest), env_entry(config.env)
-    plans = hasattr(model, "planning_rollout")
+    plans = can_plan(model)
     settings = flat(config.eval, free_too=False)
     del settings["manifest"]  # a name; its pairs count
     facts = {

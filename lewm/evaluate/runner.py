@@ -37,6 +37,7 @@ def evaluate(
     """
     entry, notes = env_entry(config.env), notes or Notes()
     _check_world(method, entry, elsewhere)
+    _check_proprio(method, entry)
     manifest = load_manifest(config.env, config.eval.manifest)
     specs = manifest.first(config.eval.episodes)
     agent = _agent(method, config, notes)
@@ -101,4 +102,16 @@ def _check_world(method: Method | WorldModel | Actor, entry: EnvEntry, elsewhere
         raise PlanningError(
             f"{entry.gym_id} has {entry.action_dim}-dimensional actions, but the model was trained with "
             f"{method.action_dim}-dimensional ones. Choose the model's own environment with --env."
+        )
+
+
+def _check_proprio(method: Method | WorldModel | Actor, entry: EnvEntry) -> None:
+    """What the model reads of the agent's own is what the agent senses there, as far as their numbers tell."""
+    wanted: int = getattr(method, "proprio_dim", 0)
+    given = env_type(entry.gym_id).proprio_names if wanted else ()
+    if wanted != len(given):
+        there = f"{len(given)}: {', '.join(given)}" if given else "none"
+        raise PlanningError(
+            f"The model reads {wanted} numbers of what the agent senses of itself, and {entry.gym_id} gives {there}. "
+            "Train on a dataset that was collected there, or without proprioception."
         )

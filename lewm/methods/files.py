@@ -49,7 +49,7 @@ def from_document(document: dict[str, Any], directory: Path) -> Method:
         numbers = settings.inputs().action_dim
         if facts.actions and len(facts.actions.mean) != numbers:
             raise ConfigError(f"facts.actions must have {numbers} means, as actions have, got {facts.actions.mean}.")
-    return settings.build(facts)
+        return settings.build(facts)
 
 
 def read_facts(document: dict[str, Any], directory: Path, recorded: torch.Tensor | None = None) -> DataFacts:
@@ -60,10 +60,10 @@ def read_facts(document: dict[str, Any], directory: Path, recorded: torch.Tensor
 
 @contextlib.contextmanager
 def _blaming(directory: Path) -> Iterator[None]:
-    """Name the file in which a setting is wrong."""
+    """Name the file in which a setting is wrong, or names another model that is not there."""
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, CheckpointError) as error:
         raise CheckpointError(f"{directory / checkpoint.CONFIG}: {error}") from error
 
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -46,7 +47,7 @@ class FrozenEncoder:
 
     shape: of the features of one frame.  image_size: of the frames that it takes.  half: tokens, which are many: they
     are computed in float16 on a GPU, and kept in float16 on disk.  any_size: it takes frames of any size that its name
-    ends with.
+    ends with.  world: where it was trained, None: in none of ours.
     """
 
     name: str
@@ -56,6 +57,7 @@ class FrozenEncoder:
     image_size: int
     half: bool = False
     any_size: bool = False
+    world: str | None = None
 
     def for_frames(self, size: int) -> str:
         """What to ask for where frames have so many pixels."""
@@ -77,7 +79,13 @@ class FrozenEncoder:
     def kept(self, pixels: torch.Tensor) -> torch.Tensor:
         """The same as they are kept on disk: float16 (N, *shape) if ``half``."""
         features = self(pixels)
-        return features.half() if self.half else features
+        if not self.half:
+            return features
+        most, largest = torch.finfo(torch.float16).max, features.abs().max().item()
+        if most < largest < math.inf:
+            given = f"method.features: {self.name} gives numbers up to {largest:.2e}"
+            raise ConfigError(f"{given}, and float16 holds none above {most:,.0f}. Take another encoder.")
+        return features.half()
 
 
 def frozen_encoder(name: str, digest: str | None = None, device: str | torch.device = "cpu") -> FrozenEncoder:
@@ -104,7 +112,7 @@ def _opened(name: str) -> FrozenEncoder:
     if colon and not Path(name).exists():
         raise ConfigError(f"method.features: {unknown_name('kind of features', kind, _KINDS)} As in {_listed()}.")
     if len(Path(name).parts) == 1 and not Path(name).exists() and name not in checkpoint.pretrained_models():
-        known = [*checkpoint.pretrained_models(), EFFICIENTNET, *EXAMPLES]
+        known = [*checkpoint.pretrained_models(), *EXAMPLES]
         raise ConfigError(
             f"method.features: {unknown_name('features', name, known)} Nor is there a folder of that name."
         )
@@ -128,7 +136,8 @@ def _embeddings(name: str) -> FrozenEncoder:
         problem = f"is of the method {model.settings.NAME!r}, which does not encode"
         raise ConfigError(f"method.features: {name} {problem}. Take its patches, tokens:{name}, or another model.")
     model.requires_grad_(False)
-    return FrozenEncoder(name, identity(model), model, _shape(model, model.image_size), model.image_size)
+    shape, world = _shape(model, model.image_size), model.facts.environment
+    return FrozenEncoder(name, identity(model), model, shape, model.image_size, world=world)
 
 
 def _tokens(name: str, source: str) -> FrozenEncoder:
@@ -139,7 +148,8 @@ def _tokens(name: str, source: str) -> FrozenEncoder:
         problem = f"{source} is of the method {model.settings.NAME!r} and has no vision transformer, so no patches"
         raise ConfigError(f"method.features: {problem}. Name a model that has one.")
     vit.use_kernels(False)  # they are made for training
-    return _frozen(name, foundation.PatchTokens(vit, json_digest(["tokens", identity(model)])))
+    network = foundation.PatchTokens(vit, json_digest(["tokens", identity(model)]))
+    return replace(_frozen(name, network), world=model.facts.environment)
 
 
 def _dinov2(look: foundation.Look, name: str, source: str) -> FrozenEncoder:

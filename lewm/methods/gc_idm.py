@@ -41,6 +41,8 @@ class GCIDMConfig(ActingConfig):
         self._require(self.steps_width % 2 == 0, "steps_width", "even")
         if self.act_steps is not None:
             self._check_positive("act_steps")
+            learns = self.goal_steps is None or self.act_steps <= self.goal_steps
+            self._require(learns, "act_steps", f"at most {self.goal_steps} (goal_steps), which it learns")
 
     @classmethod
     def for_preset(cls, preset: Preset) -> tuple[Self, TrainConfig]:

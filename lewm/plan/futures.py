@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -87,10 +87,17 @@ class Distances(Futures):
         return self._distances(inputs.z_BTD, inputs.past_BTA, actions_BSHA, inputs.goal_BD)
 
 
+def can_plan(method: Any) -> bool:
+    """Whether it is a world model; it imagines embeddings, or distances to the goal."""
+    return hasattr(method, "planning_rollout") or hasattr(method, "planning_distances")
+
+
 def futures_of(
     model: WorldModel, config: PlanConfig, objectives: Sequence[Objective] | None, differentiable: bool
 ) -> Futures:
     """A model's futures. objectives: what makes them good, of embeddings; None: the distance that ``config`` names."""
+    if not can_plan(model):
+        raise PlanningError(f"{type(model).__name__} acts and makes no plans. `lewm.Agent` takes it as it is.")
     gives_distances = hasattr(model, "planning_distances")
     if gives_distances and not objectives:
         return Distances(cast(DistanceModel, model), config, differentiable)

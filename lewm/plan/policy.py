@@ -12,6 +12,7 @@ import torch
 
 from lewm.config import PlanConfig
 from lewm.errors import PlanningError
+from lewm.plan.futures import can_plan
 from lewm.plan.inputs import Request, grouped, largest_batch
 from lewm.plan.planner import Planner
 from lewm.plan.schedule import Turn, next_turn
@@ -174,7 +175,7 @@ def policy_for(method: Any, settings: PlanConfig | None = None, seed: int = 0) -
         if settings:
             raise PlanningError(f"{type(method).__name__} has settings of its own already: leave out the others.")
         return method if isinstance(method, Policy) else PlanningPolicy(method, seed)
-    if hasattr(method, "planning_rollout") or hasattr(method, "planning_distances"):
+    if can_plan(method):
         return PlanningPolicy(Planner(method, config=settings), seed)
     if hasattr(method, "act"):
         return ActingPolicy(method)

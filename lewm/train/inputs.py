@@ -98,6 +98,9 @@ def compute_features(dataset: Dataset, device: torch.device, note: Callable[[str
     if dataset.encoder is None:
         return
     encoder, told = dataset.encoder.to(device), time.monotonic()
+    here = dataset.store.environment
+    if encoder.world and here and encoder.world != here:
+        note(f"{encoder.name} was trained in {encoder.world}, and this data is of {here}.")
 
     def on_progress(done: int, total: int) -> None:
         nonlocal told

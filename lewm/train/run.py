@@ -26,6 +26,7 @@ from lewm.methods.base import Method
 from lewm.methods.files import read_facts, save
 from lewm.presets import read_config
 from lewm.train.optim import load_optimizer_tensors, optimizer_tensors
+from lewm.types import DataFacts
 
 KEPT_CHECKPOINTS = 2  # of the newest
 LOCK = ".lock"
@@ -57,13 +58,13 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a run continues from. progress: its ``training`` section.  dataset: the digest of what it was trained on."""
+    """What a run continues from. progress: its ``training`` section.  facts: what the method learned of its data."""
 
     folder: Path
     weights: dict[str, torch.Tensor]
     moments: dict[str, torch.Tensor]
     progress: dict[str, Any]
-    dataset: str | None
+    facts: DataFacts
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Run:
         weights, moments = (
             checkpoint.load_tensors(folder, document, name) for name in (checkpoint.WEIGHTS, checkpoint.OPTIMIZER)
         )
-        return Saved(folder, weights, moments, document["training"], read_facts(document, folder).digest)
+        return Saved(folder, weights, moments, document["training"], read_facts(document, folder))
 
     def _place(self, step: int) -> Path:
         return self.checkpoints / f"step_{step:07d}"

@@ -13,25 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from lewm.config import TrainConfig
 from lewm.errors import TrainingError
 from lewm.methods.base import Method
+from lewm.model.token_rollout import ATTENTION_KERNELS
 from lewm.train.distributed import Processes
 from lewm.train.optim import clip_gradients
 from lewm.types import Batch, Losses
 
 # Before capturing, so many steps run as usual: libraries allocate and choose their kernels on first use.
 PLAIN_STEPS = 3
-
-# From the fastest for 257 tokens of 64 to the one that takes anything.
-ATTENTION_KERNELS = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
 
 Draws = dict[str, torch.Tensor]  # the random numbers of a step, by name
 

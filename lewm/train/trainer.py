@@ -22,7 +22,7 @@ from lewm.train.optim import learning_rate, set_learning_rate
 from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState
 from lewm.train.step import StepFunction, StepResult, step_precision
-from lewm.types import ALONE, Batch, Losses
+from lewm.types import ALONE, Batch, DataFacts, Losses
 
 # Second element of the keys from which random streams are derived: what the stream is for.
 INITIAL_WEIGHTS, DROPOUT, WINDOWS, VALIDATION, DRAWS, CALIBRATION = range(6)
@@ -90,24 +90,26 @@ class Trainer:
         read = self.processes.together(lambda: Run.read(folder) if self.processes.is_first else None)
         saved = self.processes.from_first(read)
         assert saved is not None
-        self._check_same_data(saved.dataset, saved.progress["windows"], folder)
+        self._check_same_data(saved.facts, saved.progress["windows"], folder)
         self.processes.together(lambda: self.state.load(saved.weights, saved.moments, folder))
         self.step = self._saved_at = saved.progress["step"]
         self.last_checkpoint = folder
         self.monitor.note(f"Continuing {self.run.directory} at step {self.step}.")
 
-    def _check_same_data(self, digest: str | None, windows: int, folder: Path) -> None:
-        here = self.state.method.facts.digest
+    def _check_same_data(self, then: DataFacts, windows: int, folder: Path) -> None:
+        now = self.state.method.facts
         # What earlier versions wrote says only how many windows there were.
-        if windows == len(self.data.training) and digest in (None, here):
+        if windows != len(self.data.training) or then.digest not in (None, now.digest):
+            what = "another dataset" if windows == len(self.data.training) else f"{windows} windows"
+            here = f"this dataset has {len(self.data.training)}, and its digest is {str(now.digest)[:12]}"
+            remedy = "Continue with the dataset the run began with, or start another run with --out"
+        elif then.encoder != now.encoder:
+            what = "features of another encoder than its settings name now"
+            here = f"its digest was {str(then.encoder)[:12]}, here it is {str(now.encoder)[:12]}"
+            remedy = "Put that one there again, or start another run with --out"
+        else:
             return
-        what = "another dataset" if windows == len(self.data.training) else f"{windows} windows"
-        self.processes.fail(
-            TrainingError(
-                f"{folder} was trained on {what}; this dataset has {len(self.data.training)}, and its digest is "
-                f"{str(here)[:12]}. Continue with the dataset the run began with, or start another run with --out."
-            )
-        )
+        self.processes.fail(TrainingError(f"{folder} was trained on {what}; {here}. {remedy}."))
 
     def fit(self) -> None:
         """Train up to config.train.steps, or until a stop is requested anywhere; ends with a checkpoint."""

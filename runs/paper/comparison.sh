@@ -64,31 +64,38 @@ collect() { # WORLD
         --frame-stride 5 "${demos[@]}" $(field worlds "$1" 3) --out "$file"
 }
 
-# A run that is complete leaves its command beside it: with other options it is done again, which continues it or says why not.
+# A run that is complete leaves its command beside it. With other options, or if the model whose features it reads was
+# trained since, it is done again, which continues it or says why not.
 train() { # WORLD ROW SEED
-    local world=$1 row=$2 seed=$3 folder options own="" command
+    local world=$1 row=$2 seed=$3 folder options own="" eyes="" command
     folder=$(run_of "$world" "$row" "$seed")
     options=$(field methods "$row" 4)
     if [[ $options == *@lewm* ]]; then
         [[ $row != lewm ]] || { echo "The row lewm cannot be made of itself: see $tables/methods.tsv" >&2; return 1; }
         train "$world" lewm "$seed"
-        options=${options//@lewm/$(run_of "$world" lewm "$seed")}
+        eyes=$(run_of "$world" lewm "$seed")
+        options=${options//@lewm/$eyes}
     fi
     options=${options//@steps/$(field worlds "$world" 6)}
     [[ $row != lewm ]] || own=$(field worlds "$world" 4)
     # shellcheck disable=SC2206
     command=(${LAUNCH:-lewm} train "${PRESET:-$world}" --method "$(field methods "$row" 2)" --env "$world" --seed "$seed"
         --data "$data/$world.h5" --out "$folder" --device "${DEVICE:-auto}" $own $options ${STEPS:+--train.steps "$STEPS"})
-    [[ ! -e $folder.done || $(<"$folder.done") != "${command[*]}" ]] || return 0
+    [[ ! -e $folder.done || $(<"$folder.done") != "${command[*]}" || ( -n $eyes && $eyes.done -nt $folder.done ) ]] || return 0
     run "${command[@]}"
     [[ -n ${DRY:-} ]] || echo "${command[*]}" >"$folder.done"
 }
 
+# Results of a model that was trained on since are asked for again: `lewm eval` says whether they still hold.
+is_answered() { [[ -e $1 && ! $(run_of "$2" "$3" "$4").done -nt $1 ]]; } # RESULTS WORLD ROW SEED
+
 evaluate() { # RESULTS WORLD ROW SEED [options]
     local results=$1 world=$2 folder
+    ! is_answered "$@" || return 0
     folder=$(run_of "$2" "$3" "$4")
     shift 4
-    [[ -e $results ]] || run lewm eval "$folder" --env "$world" --out "$results" --device "${DEVICE:-auto}" "$@"
+    run lewm eval "$folder" --env "$world" --out "$results" --device "${DEVICE:-auto}" "$@"
+    [[ -n ${DRY:-} ]] || touch "$results"
 }
 
 # The same number of tries for every method that plans, on the same tuning pairs; the best counts, the first of equals.
@@ -112,10 +119,11 @@ measure() { # WORLD ROW SEED
         file=$out/$1/$block/$(label "$2" "$3").json answered=$out/$1/paper/$(label "$2" "$3").json
         options=(--eval.episodes "${EVAL_EPISODES:-200}")
         [[ $block == paper || $(field methods "$2" 3) == plans ]] || continue
-        if [[ $block == best && ! -e $file ]]; then
+        if [[ $block == best ]] && ! is_answered "$file" "$@"; then
             planner=$(best_planner "$1" "$2" "$3")
-            if [[ -z $(field planners "$planner" 2) && -e $answered ]]; then # it asks what was asked before
-                run install -D "$answered" "$file"
+            if [[ -z $(field planners "$planner" 2) ]] && is_answered "$answered" "$@"; then # it asks the same
+                run install -D "$answered" "$file.copy" # it appears when it is whole
+                run mv "$file.copy" "$file"
             fi
             # shellcheck disable=SC2207
             options+=($(field planners "$planner" 2))

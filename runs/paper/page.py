@@ -147,15 +147,17 @@ def _block(results: Results, block: str, protocol: str = "paper") -> str:
         return NOTHING
     notes = [f"{NONE} has not been evaluated yet."]
     for world, entries in by_world.items():
-        if entries and _row(next(iter(entries))) != FIRST:
-            notes.append(f"There is no {FIRST} in {world} pair by pair, so † is against {next(iter(entries))} there.")
+        if entries and not any(_row(label) == FIRST for label in entries):
+            notes.append(f"There is no {FIRST} in {world} pair by pair, so nothing is marked there.")
     return f"{as_markdown(_table(results, block, protocol))}\n\n{' '.join(notes)}"
 
 
 def _table(results: Results, block: str, protocol: str = "paper", marked: bool = True) -> Table:
     by_world = results.blocks[block]
     compared = compare([entry for world in by_world.values() for entry in world.values()])
-    special = {id(t.entry) for t in compared.tests if marked and t.protocol == protocol and t.adjusted < 0.05}
+    against_first = [contest for contest in compared.contests if marked and _row(contest.first.name) == FIRST]
+    tests = [test for contest in against_first for test in compared.tests_of(contest) if test.protocol == protocol]
+    special = {id(test.entry) for test in tests if test.adjusted < 0.05}
 
     def cell(row: str, world: str) -> str:
         mine = [entry for label, entry in by_world[world].items() if _row(label) == row]

@@ -51,6 +51,23 @@ def test_eval_refuses_the_impossible(lewm: Lewm, debug_run: Path, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--solver", "cem"], "--solver"),
+        (["--tuned"], "--tuned"),
+        (["--plan.samples", "90", "--plan.schedule", "soonest"], "--plan.samples, --plan.schedule"),
+        (["--fixed-flops", "1e9"], "--fixed-flops"),
+    ],
+)
+def test_a_method_that_acts_is_not_asked_to_plan(lewm: Lewm, tmp_path: Path, options: list[str], named: str):
+    facts = DataFacts(ActionStats((0.0, 0.0), (1.0, 1.0)), environment="lewm/TwoRoom-v0")
+    preset("debug", "gcbc").method.build(facts).eval().save_pretrained(tmp_path / "model")
+    answer = lewm("eval", tmp_path / "model", "--device", "cpu", "--out", tmp_path / "result.json", *options)
+    answer.assert_refused("is of the method 'gcbc', which acts and makes no plans", f"Leave out {named}.")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_eval_with_everything(lewm: Lewm, debug_run: Path, tmp_path: Path):
     out, pairs = tmp_path / "new" / "result.json", tmp_path / "pairs.json"
     build_manifest("tworoom", count=2, goal_offset=10, path=pairs)
@@ -69,6 +86,19 @@ def test_eval_with_everything(lewm: Lewm, debug_run: Path, tmp_path: Path):
     assert [path.name for path in videos.iterdir()] == ["episode_000.gif"]
     with Image.open(videos / "episode_000.gif") as gif:
         assert gif.n_frames == 11
+
+
+@pytest.mark.parametrize("solver", ["cem", "adam"])
+def test_the_arithmetic_that_is_said_is_the_one_that_is_recorded(
+    lewm: Lewm, debug_run: Path, tmp_path: Path, solver: str
+):
+    out = tmp_path / "result.json"
+    options = ("--solver", solver, "--fixed-flops", 1e8, "--eval.episodes", 1, "--device", "cpu")
+    answer = lewm("eval", debug_run, "--out", out, *options)
+    assert (answer.status, answer.err) == (0, "")
+    spent = json.loads(out.read_text())["flops_per_plan"]
+    assert 0.5e8 < spent <= 1e8
+    assert f"iterations of {solver}: {spent:.2e} floating-point operations per plan." in answer.out
 
 
 def test_recorded_actions_are_for_the_solver_that_is_named_last(lewm: Lewm, debug_run: Path, tmp_path: Path):

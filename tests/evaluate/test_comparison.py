@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lewm.errors import ConfigError, DataError, FileError
-from lewm.evaluate.comparison import compare, nearest_imagined, paired, rates, time_ratio, to_dict
+from lewm.evaluate.comparison import CEILING, FLOOR, compare, nearest_imagined, paired, rates, time_ratio, to_dict
 from lewm.evaluate.comparison_figure import write_figure
 from lewm.evaluate.comparison_files import FIGURE, MARK, Entry, read_entries, read_entry
 from lewm.evaluate.comparison_tables import markdown, tables
@@ -103,6 +103,14 @@ def test_unequal_budgets_and_pairs_get_no_p_value(results: Results):
     assert "No test of b against a." in budgets
     assert "more actions reach more goals" in budgets
     assert "(4 and 2, not the same)" in pairs
+
+
+def test_where_no_episode_counts_nothing_is_tested(results: Results):
+    """The strict protocol may leave none."""
+    paths = [results(name, [(True, None), (name == "two", None)]) for name in ("one", "two", "three")]
+    compared = compare(read_entries(list(map(str, paths))))
+    assert [test.protocol for test in compared.tests] == ["paper", "paper"]
+    assert "corrected for the 2 tests by one protocol" in markdown(compared)
 
 
 def test_a_contest_says_which_pairs_it_is_about(results: Results):
@@ -248,6 +256,21 @@ def test_files_of_earlier_versions_are_read(results: Results):
     entry = read_entry(path)
     assert (entry.method, entry.planner, entry.recorded, entry.flops_per_episode) == ("lewm", "cem, whole", None, None)
     assert entry.digest is entry.command is None
+
+
+def test_a_file_without_the_floor_is_compared_without_it(results: Results):
+    """What somebody else wrote, or cut."""
+    paths = [results(name, A) for name in ("one", "two")]
+    for path in paths:
+        document = json.loads(path.read_text())
+        document["episodes"] = [
+            {key: value for key, value in each.items() if "random" not in key} for each in document["episodes"]
+        ]
+        path.write_text(json.dumps(document))
+    other = results("other", A, environment="lewm/PushT-v0")
+    compared = compare(read_entries([*map(str, paths), str(other)]))
+    assert [list(contest.bounds()) for contest in compared.contests] == [[CEILING], [FLOOR, CEILING]]
+    assert "| random actions | – | " in markdown(compared)
 
 
 def test_other_files_are_refused(results: Results, tmp_path: Path):

@@ -73,6 +73,21 @@ def test_pairs_make_another_question(debug_model: LeWM, tmp_path: Path):
     assert questions[0].name.startswith("90_10_cem_whole_2_")
 
 
+def test_a_model_that_gives_distances_alone_plans(debug_model: LeWM):
+    """How it plans is a part of the question, as of any that plans."""
+
+    class Far(LeWM):
+        planning_rollout = property()  # type: ignore[assignment]  # not there: reading it raises AttributeError
+
+        def planning_distances(self) -> None: ...
+
+    debug_model.__class__ = Far
+    assert not hasattr(debug_model, "planning_rollout")
+    one, two = ask(debug_model, CONFIG), ask(debug_model, with_plan(samples=9))
+    assert one.digest != two.digest
+    assert one.name.startswith("paper_cem_whole_")
+
+
 def with_facts(model: LeWM, **changes: Any) -> None:
     model.facts = replace(model.facts, **changes)
 

@@ -431,3 +431,14 @@ def test_a_model_that_does_not_know_its_world_is_evaluated_in_any():
     stats = ActionStats((0.0, 0.0), (1.0, 1.0))
     model = LeWM(preset("debug").method, DataFacts(stats)).eval()
     assert len(evaluate(model, in_pusht(preset("debug"))).results) == 2
+
+
+@pytest.mark.usefixtures("nothing_may_run")
+def test_a_model_that_senses_something_else_than_the_agent_there_is_refused():
+    """Its data, which others made, took four numbers for proprioception."""
+    config = preset("debug", "dino_wm")
+    stats = ActionStats((0.0,) * 4, (1.0,) * 4)
+    facts = DataFacts(ActionStats((0.0, 0.0), (1.0, 1.0)), environment=config.env, proprio=stats)
+    model = replace(config.method, proprio=True).build(facts).eval()  # type: ignore[call-arg]
+    with pytest.raises(PlanningError, match=r"reads 4 numbers .* lewm/TwoRoom-v0 gives 2: agent_x, agent_y\. Train"):
+        evaluate(model, config)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from torch import distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lewm
 from lewm.checked import flat, to_dict
@@ -127,6 +128,45 @@ def test_its_loss_trains_all_that_it_says_is_trained(name: str):
     assert all(p.grad is not None for p in trained)
     if losses.embeddings is not None:
         assert losses.embeddings.shape[:2] == (BATCH, method.inputs.frames)
+
+
+class Waits(TorchDispatchMode):
+    """Notes what would make a host wait for its device: such a step cannot be captured."""
+
+    NAMES = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function._schema.name
+        by_mask = name == "aten::index" and any(getattr(each, "dtype", None) is torch.bool for each in args[1])
+        if name in self.NAMES or by_mask:
+            self.found.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+VARIANTS = {
+    **{name: settings_of(name) for name in METHODS},
+    "gcivl published": replace(settings_of("gcivl"), variant="published"),  # type: ignore[call-arg]
+    "gciql published": replace(settings_of("gciql"), variant="published"),  # type: ignore[call-arg]
+    "pldm original": replace(settings_of("pldm"), variant="original"),  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+def test_nothing_in_a_step_waits_for_the_device(settings: MethodConfig):
+    method = settings.build(DataFacts(ActionStats((0.1, -0.2), (0.5, 2.0)))).train()
+    batch = fake_batch(method.inputs)
+    loss_of(method, batch)  # the first time constants are put on the device
+    with Waits() as waits:
+        loss_of(method, batch).total.backward()
+        method.after_step()
+    assert waits.found == []
+    with waits:
+        assert batch.actions[batch.actions > 0].sum().item() > 0
+    assert len(waits.found) >= 2, "it would have been seen"
 
 
 @every_method

@@ -64,6 +64,17 @@ def test_tokens_of_a_model_are_what_its_class_token_reads(tmp_path: Path):
     torch.testing.assert_close(encoder.kept(seen).float(), encoder(seen), rtol=1e-3, atol=1e-3)
 
 
+def test_tokens_that_are_too_large_to_be_kept_are_named(tmp_path: Path):
+    name, _ = model_in(tmp_path / "model")
+    encoder = frozen_encoder(f"tokens:{name}")
+    with torch.no_grad():
+        encoder.module.vit.norm.bias.fill_(7e4)
+    with pytest.raises(
+        ConfigError, match=r"tokens:.* gives numbers up to 7\.00e\+04.* float16 .* 65,504\. Take another"
+    ):
+        encoder.kept(frames(2, 28))
+
+
 def test_kept_patches_are_in_their_places_and_the_others_empty(tmp_path: Path):
     name, model = model_in(tmp_path / "model", image_size=56, kept_patches=3)
     encoder = frozen_encoder(f"tokens:{name}")
@@ -262,3 +273,14 @@ def test_dinov2_is_loaded_strictly(dino: Path, tmp_path: Path, change: str):
 def test_a_name_that_is_none_is_answered_with_the_nearest(name: str, message: str):
     with pytest.raises(ConfigError, match=rf"^method\.features: .*{message}"):
         frozen_encoder(name)
+
+
+def test_a_model_whose_features_are_gone_is_named(debug_model: LeWM, tmp_path: Path):
+    eyes = debug_model.save_pretrained(tmp_path / "eyes")
+    settings = replace(preset("debug", "gcbc").method, features=str(eyes))  # type: ignore[call-arg]
+    facts = lewm.types.DataFacts(debug_model.action_stats, encoder=frozen_encoder(str(eyes)).digest)
+    settings.build(facts).eval().save_pretrained(tmp_path / "policy")
+    shutil.rmtree(eyes)
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/policy/config.json: .*eyes") as caught:
+        lewm.load(tmp_path / "policy", device="cpu")
+    assert "\n" not in str(caught.value)

@@ -94,6 +94,7 @@ def test_supposed_steps_replace_those_that_it_reads():
     ("settings", "message"),
     [
         ({"act_steps": 0}, "method.act_steps must be positive"),
+        ({"act_steps": 51}, "method.act_steps must be at most 50 \\(goal_steps\\), which it learns, got 51"),
         ({"steps_width": 7}, "method.steps_width must be even, got 7"),
         ({"dropout": 1.0}, r"method.dropout must be in \[0, 1\)"),
     ],

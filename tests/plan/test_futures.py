@@ -15,7 +15,8 @@ from lewm.plan.cost import OBJECTIVES, OF_DISTANCES, squared_distance, terminal_
 from lewm.plan.inputs import Request
 from lewm.plan.planner import Planner
 from lewm.plan.policy import policy_for
-from lewm.types import Array, Context, DistanceFunction, EncoderFunction, Plan, RolloutFunction
+from lewm.presets import preset
+from lewm.types import ActionStats, Array, Context, DataFacts, DistanceFunction, EncoderFunction, Plan, RolloutFunction
 
 CONFIG = PlanConfig(horizon=3, samples=32, iterations=4, elites=6, gradient=GradientConfig(3))
 
@@ -137,3 +138,9 @@ def test_a_gradient_solver_is_refused_if_distances_have_none():
 
     with pytest.raises(PlanningError, match="needs gradients of the rollout, and this model has none"):
         Planner(NoGradient(), config=replace(CONFIG, solver="adam"))
+
+
+def test_a_method_that_acts_makes_no_plans():
+    facts = DataFacts(ActionStats((0.0, 0.0), (1.0, 1.0)))
+    with pytest.raises(PlanningError, match=r"^GCBC acts and makes no plans\. .*lewm\.Agent"):
+        Planner(preset("debug", "gcbc").method.build(facts).eval())  # type: ignore[arg-type]

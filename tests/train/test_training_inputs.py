@@ -12,10 +12,12 @@ import torch
 
 from lewm.config import Config, LoaderConfig
 from lewm.data.store import EpisodeStore
-from lewm.errors import DataError
+from lewm.errors import DataError, TrainingError
 from lewm.methods.frozen import frozen_encoder
 from lewm.methods.gcbc import GCBCConfig
+from lewm.methods.lewm import LeWM
 from lewm.train.inputs import compute_features, load_windows, open_dataset
+from lewm.train.loop import train
 
 CPU = torch.device("cpu")
 
@@ -47,6 +49,20 @@ def test_tokens_are_computed_once_and_reach_a_batch_as_they_are_kept(
     expected = frozen_encoder(f"tokens:{debug_run}").kept(frames).unflatten(0, (2, 2))
     torch.testing.assert_close(batch.features, expected, rtol=2e-3, atol=2e-3)
     assert dataset.facts(config).encoder == dataset.encoder.digest  # type: ignore[union-attr]
+
+
+def test_features_of_a_model_of_another_world_are_no_secret(debug_config: Config, debug_model: LeWM, tmp_path: Path):
+    """They may be what is wanted, or a folder that was named by mistake."""
+    for world, expected in ((debug_config.env, 0), ("lewm/PushT-v0", 1), (None, 0)):
+        debug_model.facts = replace(debug_model.facts, environment=world)
+        eyes = tmp_path / f"{world}".replace("/", "_")
+        debug_model.save_pretrained(eyes)
+        for name in (str(eyes), f"tokens:{eyes}"):
+            said: list[str] = []
+            compute_features(open_dataset(reading(debug_config, name)), CPU, said.append)
+            told = [sentence for sentence in said if "was trained in" in sentence]
+            assert len(told) == expected
+            assert all(f"{name} was trained in {world}, and this data is of {debug_config.env}." in s for s in told)
 
 
 def test_frames_of_another_size_are_refused_with_the_name_that_takes_them(debug_config: Config):
@@ -81,3 +97,21 @@ def test_features_of_another_dataset_are_not_taken(debug_config: Config, debug_r
     collect("tworoom", copied, debug_config.collect, seed=1)
     with pytest.raises(DataError, match="features of another dataset than"):
         load_windows(other, open_dataset(other), CPU)
+
+
+def test_a_run_is_not_continued_on_features_of_another_encoder(debug_config: Config, debug_model: LeWM, tmp_path: Path):
+    """The folder that it names holds another model by now."""
+    eyes, out = tmp_path / "eyes", tmp_path / "run"
+    debug_model.save_pretrained(eyes)
+    train_settings = replace(debug_config.train, steps=4)
+    config = replace(reading(debug_config, str(eyes)), out=out, train=train_settings)
+    train(config)
+    train(config)  # it is finished, and nothing else
+    before = {path: path.read_bytes() for path in (out / "checkpoints").rglob("*") if path.is_file()}
+    with torch.no_grad():
+        debug_model.encoder.norm.weight.mul_(2)
+    shutil.rmtree(eyes)
+    debug_model.save_pretrained(eyes)
+    with pytest.raises(TrainingError, match=r"on features of another encoder .* Put that one there again, or start an"):
+        train(config)
+    assert {path: path.read_bytes() for path in (out / "checkpoints").rglob("*") if path.is_file()} == before
