@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import select
 import signal
 import sys
 from types import FrameType
@@ -40,7 +42,10 @@ def run(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        _dispatch(arguments)
+        try:
+            _dispatch(arguments)
+        finally:
+            sys.stdout.flush()  # here, where it is known what to do if nobody reads
         return 0
     except LewmError as error:
         errors.print(f"[bold red]Error:[/] {escape(str(error))}")
@@ -48,6 +53,20 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         errors.print("Interrupted. The same command continues where it stopped (data tools start again).")
         return 130
+    except BrokenPipeError:
+        if not _nobody_reads():  # a pipe to another process: that is news
+            raise
+        return 128 + signal.SIGPIPE
+
+
+def _nobody_reads() -> bool:
+    """Whether what we print to has been closed, as `| head` does. From then on, nothing is printed."""
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)
+    closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0))
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return closed
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -37,6 +37,18 @@ def test_help_on_training_lists_every_preset_and_method(lewm: Lewm):
         assert name in answer.out
 
 
+@pytest.mark.parametrize("arguments", ["collect --help", "train pusht --help", "envs"])
+def test_who_stops_reading_is_told_nothing(arguments: str):
+    """As `lewm ... | head` does."""
+    command = [sys.executable, "-m", "lewm", *arguments.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode != 0
+
+
 def test_version(lewm: Lewm):
     answer = lewm("--version")
     assert (answer.status, answer.out, answer.err) == (0, f"lewm {__version__}", "")
