@@ -13,7 +13,7 @@
 #   DATA, OUT                 the folders of datasets (data) and of runs and results (runs/comparison)
 #   PAGES                     that have markers to write between (docs/notebook/comparison.md README.md); figures lie beside
 #                             the first
-#   RECORD                    the folder of the blocks' results as JSON (runs/paper)
+#   RECORD                    the folder of the blocks' results as JSON, and of all results in one archive (runs/paper)
 #   DEMOS                     demonstrations to replay, for Push-T
 #   LAUNCH                    "torchrun --nproc-per-node 8 -m lewm" trains on eight GPUs
 #   DEVICE                    of training and evaluation (auto)
@@ -81,7 +81,8 @@ train() { # WORLD ROW SEED
     # shellcheck disable=SC2206
     command=(${LAUNCH:-lewm} train "${PRESET:-$world}" --method "$(field methods "$row" 2)" --env "$world" --seed "$seed"
         --data "$data/$world.h5" --out "$folder" --device "${DEVICE:-auto}" $own $options ${STEPS:+--train.steps "$STEPS"})
-    [[ ! -e $folder.done || $(<"$folder.done") != "${command[*]}" || ( -n $eyes && $eyes.done -nt $folder.done ) ]] || return 0
+    [[ ! -d $folder || ! -e $folder.done || $(<"$folder.done") != "${command[*]}" || ( -n $eyes && $eyes.done -nt $folder.done ) ]] ||
+        return 0
     run "${command[@]}"
     [[ -n ${DRY:-} ]] || echo "${command[*]}" >"$folder.done"
 }
@@ -148,12 +149,26 @@ compared() { # BLOCK -> NAME=FILE ...
     done
 }
 
+# What calls on other machines have found: a page has the rows of all of them. What is here already counts more.
+unpack() {
+    [[ -n ${DRY:-} || ! -e $record/evaluations.tar.xz ]] ||
+        { mkdir -p "$out" && tar -xJf "$record/evaluations.tar.xz" -C "$out" --skip-old-files; }
+}
+pack() { # it appears when it is whole; the same results make the same file
+    local archive=$record/evaluations.tar.xz
+    [[ -z ${DRY:-} && -d $out ]] || return 0
+    (cd "$out" && find . -name '*.json' ! -path '*/runs/*' -o -path '*/runs/*.done' ! -path '*/runs/*/*') | LC_ALL=C sort |
+        tar --mtime=2026-01-01 --owner=0 --group=0 --numeric-owner --mode=644 -cJf "$archive.part" -C "$out" -T -
+    mv "$archive.part" "$archive"
+}
+
 for stage in $stages; do
     case $stage in
     data) for world in $worlds; do collect "$world"; done ;;
     train) for world in $worlds; do for row in $methods; do for seed in $seeds; do train "$world" "$row" "$seed"; done; done; done ;;
     eval) for world in $worlds; do for row in $methods; do for seed in $seeds; do measure "$world" "$row" "$seed"; done; done; done ;;
     page)
+        unpack
         for block in $blocks; do
             mapfile -t files < <(compared "$block")
             kinds=()
@@ -164,6 +179,7 @@ for stage in $stages; do
                 --figure "${pages%%.md*}_$block.png"
         done
         for page in $pages; do run python runs/paper/page.py write "$out" --page "$page" --tables "$tables"; done
+        pack
         ;;
     *) echo "STAGES has $stage; there are: data train eval page" >&2; exit 1 ;;
     esac

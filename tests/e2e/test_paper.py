@@ -112,6 +112,20 @@ def test_what_is_there_is_not_made_again(rehearsed: tuple[Script, list[str]]):
     assert re.search(r"\| lewm \| (\*\*)?\d of 2(\*\*)? \| (\*\*)?\d of 2(\*\*)? \| – \|", script.page.read_text())
 
 
+@pytest.mark.slow
+def test_a_page_has_what_was_found_elsewhere(rehearsed: tuple[Script, list[str]]):
+    """Results and commands are kept in one archive; models are not, so whoever asks for these trains them."""
+    script, _ = rehearsed
+    script.done(PLANNERS="tuned", STAGES="page")
+    before, archive = script.page.read_text(), (script.folder / "record" / "evaluations.tar.xz").read_bytes()
+    shutil.rmtree(script.folder / "out")
+    assert kinds(script.done(PLANNERS="tuned", STAGES="page")) == ["compare", "compare", "python"]
+    assert script.page.read_text() == before
+    assert (script.folder / "record" / "evaluations.tar.xz").read_bytes() == archive
+    assert kinds(script.done(METHODS="lewm", BLOCKS="paper", STAGES="train eval", DRY="1")) == ["train"]
+    assert kinds(script.done(METHODS="lewm", BLOCKS="paper", STAGES="train eval")) == ["train", "eval"]
+
+
 def test_nothing_is_done_when_dry(tmp_path: Path):
     """All worlds and rows of the real tables, as one can read before a night of work begins."""
     script = Script(tmp_path, (PAPER / "methods.tsv").read_text())
@@ -150,6 +164,7 @@ def test_a_run_that_is_older_than_the_model_whose_features_it_reads_is_asked_for
     eyes, mine = script.done(DRY="1", **asked)
     for ages, expected in (((100, 200), []), ((200, 100), [mine])):
         for name, command, seconds in zip(("lewm", "gcbc"), (eyes, mine), ages, strict=True):
+            (runs / name).mkdir(exist_ok=True)
             (runs / f"{name}.done").write_text(command + "\n")
             os.utime(runs / f"{name}.done", (seconds, seconds))
         assert script.done(DRY="1", **asked) == expected
