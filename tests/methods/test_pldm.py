@@ -14,7 +14,7 @@ import torch
 from lewm.config import PredictorConfig
 from lewm.errors import ConfigError
 from lewm.methods.pldm import PLDM, PLDMConfig, Weights
-from lewm.presets import preset
+from lewm.presets import PRESETS, preset
 from lewm.train.compiled import compile_parts
 from lewm.types import ALONE, ActionStats, Batch, DataFacts, Losses
 
@@ -191,3 +191,9 @@ def test_the_inverse_dynamics_is_clipped_apart():
     groups = model_with(EVERY_TERM).groups()
     apart = [group for group in groups if group.clip]
     assert [sum(p.numel() for p in group.parameters) for group in apart] == [2 * D * 512 + 512 + 512 * 10 + 10]
+
+
+@pytest.mark.parametrize("world", PRESETS)
+def test_it_trains_as_many_steps_as_lewm(world: str):
+    """Else neither could be said to be the better one."""
+    assert preset(world, "pldm").train.steps == preset(world, "lewm").train.steps
