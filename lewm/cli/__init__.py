@@ -25,6 +25,7 @@ VERBS = {
     "eval": "Measure how often a model reaches an environment's frozen goals",
     "export": "Write a run's model for others: bf16 weights and a model card",
     "compare": "Say whether one evaluation is better than another, or just luckier",
+    "understand": "Show what a model has understood: probes, films, surprise",
     "info": "Say what a checkpoint, a run or a dataset holds",
     "data": "Check, convert or show a dataset",
     "envs": "List the environments",

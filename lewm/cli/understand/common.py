@@ -1,0 +1,44 @@
+"""What the verbs of `lewm understand` share: options, places, and how findings are printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from lewm.cli.frame import console, say
+
+if TYPE_CHECKING:
+    from lewm.understand.findings import Findings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectArgs:
+    """Options of every verb."""
+
+    checkpoint: tyro.conf.Positional[str]  # A model or run folder, a name ("pusht") or a hub id.
+    data: Path | None = None  # Episodes to look at; None: some are collected that no training has seen.
+    out: Path | None = None  # The folder of all that is found; None: understanding/NAME here.
+    seed: int = 0  # Everything random derives from it.
+    device: str = "auto"  # auto: cuda, then mps, then cpu.
+
+    @property
+    def folder(self) -> Path:
+        """Where findings go."""
+        return self.out or Path("understanding") / Path(self.checkpoint).name
+
+
+def show(findings: Findings, folder: Path) -> None:
+    """Print tables and sentences, and where the files are."""
+    for table in findings.tables:
+        shown = RichTable(*map(escape, table.header), box=None, header_style="bold")
+        for row in table.rows:
+            shown.add_row(*map(escape, row))
+        console.print(f"[bold]{escape(table.title)}[/]", shown, "", sep="\n")
+    for sentence in findings.sentences:
+        say(sentence)
+    say(f"Findings: {folder / findings.verb}.md, .json and .png")
