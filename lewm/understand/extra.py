@@ -9,7 +9,7 @@ from lewm.errors import ConfigError
 
 
 def extra(module: str) -> Any:
-    """A module of SciPy or scikit-learn, as "scipy.stats"; one that is not installed is an error that names the extra."""
+    """A module of SciPy or scikit-learn, as "scipy.stats"; where it is not installed, an error names the extra."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

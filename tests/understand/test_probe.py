@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -21,8 +22,11 @@ from lewm import cli
 from lewm.config import CollectConfig
 from lewm.data.collect import collect
 from lewm.data.store import EpisodeStore, write_episodes
-from lewm.errors import DataError
+from lewm.errors import ConfigError, DataError
 from lewm.methods.frozen import FrozenEncoder
+from lewm.methods.registry import method_config
+from lewm.presets import PRESETS
+from lewm.types import ActionStats, DataFacts
 from lewm.understand import probe as probe_module
 from lewm.understand.findings import Findings, read_findings
 from lewm.understand.probe import ask, investigate, parts_of, probe
@@ -326,3 +330,55 @@ def test_a_killed_command_goes_on(debug_run: Path, tmp_path: Path) -> None:
     assert all(path.read_bytes() == content for path, content in kept.items())
     assert math.isclose(len(list(parts.glob("*.json"))), 80)
     assert (tmp_path / "probe.json").exists()
+
+
+@pytest.mark.parametrize("method", ["pldm", "dino_wm"])
+def test_other_methods_are_probed_in_the_same_table(
+    method: str, debug_run: Path, debug_config: Any, tmp_path: Path
+) -> None:
+    settings, _ = method_config(method).for_preset(PRESETS["debug"])
+    facts = DataFacts(ActionStats((0.0, 0.0), (1.0, 1.0)), environment="lewm/TwoRoom-v0")
+    settings.build(facts).save_pretrained(tmp_path / method)
+    subject, other = (open_subject(source, "cpu") for source in (debug_run, tmp_path / method))
+    with open_episodes(debug_config.data, subject) as store:
+        both = probe(subject, store, replace(QUICK, splits=1, epochs=1), [other])
+        tokens = probe(other, store, replace(QUICK, splits=1, epochs=1, tokens="flat"))
+    assert [row[1] for row in both.tables[0].rows[:2]] == ["debug (lewm)", f"{method} ({method})"]
+    said = any("tokens of a frame are averaged" in sentence for sentence in both.sentences)
+    size = math.prod(other.encoder.shape)
+    if method == "dino_wm":
+        assert said
+        assert both.numbers["models"][1]["views"][0]["inputs"] == other.encoder.shape[1]
+        assert tokens.numbers["models"][0]["views"][0]["inputs"] == size
+    else:
+        assert not said
+        assert both.numbers["models"][1]["views"][0]["inputs"] == size
+
+
+def test_a_model_that_does_not_encode_is_refused(tmp_path: Path) -> None:
+    settings, _ = method_config("gcbc").for_preset(PRESETS["debug"])
+    settings.build(DataFacts(ActionStats((0.0, 0.0), (1.0, 1.0)))).save_pretrained(tmp_path / "actor")
+    with pytest.raises(ConfigError, match="does not encode"):
+        open_subject(tmp_path / "actor", "cpu")
+
+
+OWN_WORLD = """
+from lewm import cli
+
+assert cli.run("collect puck --episodes 20 --resolution 28 --workers 1 --out puck.h5".split()) == 0
+assert cli.run("train debug --env puck --data puck.h5 --out run --train.steps 2 --device cpu".split()) == 0
+asked = "understand probe run --episodes 8 --probe.splits 1 --probe.epochs 2 --out found --device cpu"
+assert cli.run(asked.split()) == 0
+"""
+
+
+@pytest.mark.slow
+def test_a_users_own_world_is_probed_number_by_number(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guide" / "add-an-environment.md"
+    example = guide.read_text(encoding="utf-8").split("## A whole one", 1)[1].split("```python\n", 1)[1]
+    (tmp_path / "my_world.py").write_text(example.split("```", 1)[0])
+    environment = os.environ | {"LEWM_ENVS": "my_world"}
+    subprocess.run([sys.executable, "-P", "-c", OWN_WORLD], cwd=tmp_path, env=environment, check=True)
+    found = read_findings(tmp_path / "found", "probe")
+    assert found is not None
+    assert list(found.numbers["models"][0]["views"][0]["found"]) == ["x", "y", "vx", "vy"]
