@@ -6,6 +6,7 @@ one embedding, and from as many as the model's predictor sees, side by side: one
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from lewm.understand.probe_settings import VERB, ProbeSettings
 from lewm.understand.regression import MlpSettings, Scale, fit_mlps, fit_ridge
 from lewm.understand.subject import Subject, embeddings, question
 from lewm.understand.targets import Target, Truth, read_truth
-from lewm.understand.views import Measured, View, ViewResult, load_embeddings, split_episodes, view_of
+from lewm.understand.views import LEAST_EPISODES, Measured, View, ViewResult, load_embeddings, split_episodes, view_of
 
 VERSION = 1  # of how results come about: those of another are not used again
 
@@ -81,15 +82,19 @@ def probe(
     embedded, then epochs.  announce: told in a sentence what is going to be written where.
     """
     truth = read_truth(store, _world(subject, store), settings.properties)
-    models = []
-    for model in (subject, *others):
-        work = _Work(model, store, truth, settings, seed, parts)
-        models.append((model, work.run(on_progress, announce)))
+    works = [_Work(model, store, truth, settings, seed, parts) for model in (subject, *others)]
+    done, total, models = 0, sum(work.epochs for work in works), []
+    for work in works:
+        with embeddings(work.subject, store, on_progress, announce) as features:
+            z_FD = load_embeddings(features, store, settings.tokens)
+        report = None if on_progress is None else _shifted(on_progress, done, total)
+        models.append((work.subject, work.run(z_FD, report)))
+        done += work.epochs
     asked = ask(subject, store, settings, others, seed)
     return probe_findings(asked, models, truth, store, _world(subject, store), settings.splits)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Work:
     """The probing of one model."""
 
@@ -100,44 +105,47 @@ class _Work:
     seed: int
     parts: Path | None
 
-    def run(
-        self, on_progress: ProgressCallback | None, announce: Callable[[str], None] | None
-    ) -> tuple[ViewResult, ...]:
-        model, settings = self.subject.model, self.settings
-        views = [
-            view_of(self.store, frames, model.frame_skip, self.truth.visible, settings.most_frames, self.seed)
-            for frames in dict.fromkeys((1, model.history))
-        ]
-        for view in views:  # too few episodes are found before the work begins
-            split_episodes(view.episodes, self.seed, 0, self.store)
-        with embeddings(self.subject, self.store, on_progress, announce) as features:
-            z_FD = load_embeddings(features, self.store, settings.tokens)
-        total, results = len(views) * settings.splits * settings.epochs, []
-        for number, view in enumerate(views):
-            inputs = z_FD[view.places].reshape(len(view.places), -1)
-            measured = []
-            for split in range(settings.splits):
-                done = (number * settings.splits + split) * settings.epochs
-                report = None if on_progress is None else _shifted(on_progress, done, total)
-                measured.append(self._split(view, inputs, split, report))
-                if report:
-                    report(settings.epochs)
+    @functools.cached_property
+    def views(self) -> list[View]:
+        """One embedding, and as many as the predictor sees, if enough episodes are that long."""
+        model, visible, most = self.subject.model, self.truth.visible, self.settings.most_frames
+        counts = dict.fromkeys((1, model.history))
+        one, *several = (view_of(self.store, frames, model.frame_skip, visible, most, self.seed) for frames in counts)
+        split_episodes(one.episodes, self.seed, 0, self.store)  # refuses too few, before the work
+        return [one, *(view for view in several if len(np.unique(view.episodes)) >= LEAST_EPISODES)]
+
+    @property
+    def epochs(self) -> int:
+        """At most, of all its MLPs."""
+        return len(self.views) * self.settings.splits * self.settings.epochs
+
+    def run(self, z_FD: Array, report: Callable[[int], None] | None) -> tuple[ViewResult, ...]:
+        """Probe embeddings (F, D) of all frames. report: told how many epochs are done."""
+        results, done = list[ViewResult](), 0
+        for view in self.views:
+            inputs, measured = z_FD[view.places].reshape(len(view.places), -1), list[Measured]()
+            for split in range(self.settings.splits):
+                on_epoch = None if report is None else _added(report, done)
+                measured.append(self._split(view, inputs, split, on_epoch))
+                done += self.settings.epochs
+                if report:  # MLPs may have ended early
+                    report(done)
             results.append(ViewResult(view, inputs.shape[1], tuple(measured)))
         return tuple(results)
 
-    def _split(self, view: View, inputs: Array, split: int, report: Callable[[int], None] | None) -> Measured:
+    def _split(self, view: View, inputs: Array, split: int, on_epoch: Callable[[int], None] | None) -> Measured:
         """One split, from its file if it is there."""
         if self.parts is None:
-            return self._measure(view, inputs, split, report)
+            return self._measure(view, inputs, split, on_epoch)
         asked = ask(self.subject, self.store, self.settings, (), self.seed)
         asked["settings"].pop("splits")
         path = self.parts / f"{json_digest([asked, view.frames, split])[:24]}.json"
         if not path.is_file():
-            write_json(path, self._measure(view, inputs, split, report))
+            write_json(path, self._measure(view, inputs, split, on_epoch))
         kept: Measured = read_json(path)
         return kept
 
-    def _measure(self, view: View, inputs: Array, split: int, report: Callable[[int], None] | None) -> Measured:
+    def _measure(self, view: View, inputs: Array, split: int, on_epoch: Callable[[int], None] | None) -> Measured:
         train, validation, test = split_episodes(view.episodes, self.seed, split, self.store)
         scale = Scale.of(inputs[train])
         x, x_val, x_test = (scale.to(inputs[part]).astype(np.float32) for part in (train, validation, test))
@@ -148,7 +156,7 @@ class _Work:
         ends = np.cumsum([each.shape[1] for each in y])[:-1]
         mlps = fit_mlps(
             *(x, y, x_val, y_val, MlpSettings(epochs=self.settings.epochs), (self.seed, split), self.subject.device),
-            on_epoch=report,
+            on_epoch=on_epoch,
         )(x_test)
         measured: Measured = {}
         predictions = {"linear": np.split(linear, ends, axis=1), "mlp": mlps}
@@ -161,7 +169,11 @@ class _Work:
 
 
 def _shifted(on_progress: ProgressCallback, done: int, total: int) -> Callable[[int], None]:
-    return lambda epoch: on_progress(done + epoch, total)
+    return lambda epochs: on_progress(done + epochs, total)
+
+
+def _added(report: Callable[[int], None], done: int) -> Callable[[int], None]:
+    return lambda epoch: report(done + epoch)
 
 
 def _world(subject: Subject, store: EpisodeStore) -> EnvEntry | None:

@@ -27,6 +27,7 @@ _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _INK, _FAINT, _PAPER = "#222222", "#D9D9D9", "#8C8C8C"
 _STYLE: Any = {"font.size": 9, "svg.fonttype": "none"}
 _LEAST = 3e-5  # 1 - r that is drawn no further to the right
+_ROUNDED = 0.9995  # what the paper's 1.000 is at least
 
 
 def probe_findings(
@@ -43,6 +44,7 @@ def probe_findings(
         "splits": splits,
         "frames": store.num_frames,
         "episodes": store.num_episodes,
+        "replays": bool(store.attributes.get("demonstrations")),
         "invisible": int((~truth.visible).sum()),
         "models": [
             {
@@ -51,6 +53,7 @@ def probe_findings(
                 "source": subject.source,
                 "digest": subject.digest,
                 "embedding": list(subject.encoder.shape),
+                "history": subject.model.history,
                 "views": [_view_numbers(result, truth.targets) for result in results],
             }
             for name, (subject, results) in zip(names, models, strict=True)
@@ -166,9 +169,12 @@ def _sentences(numbers: dict[str, Any], settings: dict[str, Any], truth: Truth, 
     )
     if any(model["views"][1:] for model in numbers["models"]):
         yield (
-            "A velocity shows in several frames only: the second table reads from the embeddings that the predictor "
-            "sees, side by side."
+            "What one frame does not show, as velocities, several may: the second table reads from the embeddings "
+            "that the predictor sees, side by side."
         )
+    for model in numbers["models"]:
+        if model["history"] not in (view["embeddings"] for view in model["views"]):
+            yield f"Too few episodes are as long as what {model['name']}'s predictor sees, {_called(model['history'])}."
     if numbers["paper"]:
         yield (
             "The paper's rows are from its own data and probes of one embedding. It does not say over what its ± is; "
@@ -183,6 +189,11 @@ def _sentences(numbers: dict[str, Any], settings: dict[str, Any], truth: Truth, 
         yield f"The tokens of a frame are {how} for probing: {tokens}."
     if kind:
         yield kind
+    if numbers["replays"]:
+        yield (
+            "These episodes are noisy replays of demonstrations, with several of each: episodes of the test part "
+            "resemble some of the training part, though none is in both."
+        )
     yield from _undefined(numbers, truth)
 
 
@@ -200,7 +211,10 @@ def _undefined(numbers: dict[str, Any], truth: Truth) -> Iterator[str]:
 
 
 def draw(findings: Findings) -> Figure:
-    """r of every property, on an axis that spreads what is near 1: hollow linear, filled MLP, grey the paper's LeWM."""
+    """r of every property, on an axis that spreads what is near 1: hollow linear, filled MLP, grey the paper's LeWM.
+
+    The paper's 1.000 is drawn where it begins, at 0.9995.
+    """
     models, paper = findings.numbers["models"], findings.numbers["paper"]
     counts = list(dict.fromkeys(view["embeddings"] for model in models for view in model["views"]))
     names = list(models[0]["views"][0]["found"])
@@ -215,8 +229,7 @@ def draw(findings: Findings) -> Figure:
                     shift = 0.22 * (number - (len(models) - 1) / 2)
                     _dots(axes, names, view["found"], _COLOURS[number % len(_COLOURS)], "o", shift)
             if count == 1:
-                lewm = {name: rows[-1] for name, rows in paper.items()}
-                _dots(axes, names, lewm, _PAPER, "D", 0.0, 4.0)
+                _dots(axes, names, {name: rows[-1] for name, rows in paper.items()}, _PAPER, "D", 0.0, _ROUNDED)
         figure.legend(handles=_legend(models, bool(paper)), loc="outside lower center", ncols=4, frameon=False)
     return figure
 
@@ -241,15 +254,15 @@ def _place(r: float) -> float:
 
 
 def _dots(
-    axes: Axes, names: list[str], found: dict[str, Any], colour: str, marker: str, shift: float, size: float = 5.5
+    axes: Axes, names: list[str], found: dict[str, Any], colour: str, marker: str, shift: float, most: float = 1.0
 ) -> None:
     for row, name in enumerate(names):
         for kind in KINDS:
             r = found[name][kind]["r"] if name in found else None
             if r is not None:
                 face = "white" if kind == "linear" else colour
-                style: Any = {"marker": marker, "markersize": size, "markerfacecolor": face, "markeredgecolor": colour}
-                axes.plot(_place(r), row + shift, linestyle="none", clip_on=False, **style)
+                style: Any = {"marker": marker, "markersize": 5, "markerfacecolor": face, "markeredgecolor": colour}
+                axes.plot(_place(min(r, most)), row + shift, linestyle="none", clip_on=False, **style)
 
 
 def _legend(models: Sequence[dict[str, Any]], paper: bool) -> list[Line2D]:

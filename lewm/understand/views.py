@@ -13,6 +13,7 @@ from lewm.errors import DataError
 from lewm.rng import stream
 from lewm.types import Array
 
+LEAST_EPISODES = 3  # one for each part
 SHARE = 0.1  # of the episodes, for validation; as many are for the test
 GATHERED = 1024  # frames whose tokens are in memory together
 _SPLIT, _THINNED = 1, 2  # what random streams are for
@@ -61,9 +62,9 @@ def view_of(store: EpisodeStore, frames: int, skip: int, visible: Array, most: i
 def split_episodes(episodes: Array, seed: int, split: int, store: EpisodeStore) -> tuple[Array, Array, Array]:
     """Which of the frames of episodes (n,) are for training, validation and test: int each, no episode in two."""
     present = np.unique(episodes)
-    if len(present) < 3:
+    if len(present) < LEAST_EPISODES:
         problem = f"has frames of {len(present)} episode{'s' * (len(present) != 1)} to look at"
-        needed = "probes need 3 at least, for training, validation and test"
+        needed = f"probes need {LEAST_EPISODES} at least, for training, validation and test"
         raise DataError(f"{store.path} {problem}, but {needed}. Collect more.")
     order = stream(seed, split, _SPLIT).permutation(present)
     count = max(1, round(SHARE * len(present)))

@@ -175,6 +175,15 @@ def test_too_few_episodes_are_refused(subject: Subject, tmp_path: Path) -> None:
         probe(subject, store, QUICK)
 
 
+def test_episodes_shorter_than_the_history_are_read_from_one_embedding_only(subject: Subject, tmp_path: Path) -> None:
+    columns = {"action": np.zeros((3, 2), np.float32), "pixels": np.zeros((3, SIZE, SIZE, 3), np.uint8)}
+    write_episodes(tmp_path / "short.h5", [{**columns, "state": np.zeros((3, 2))}] * 4, {})
+    with EpisodeStore(tmp_path / "short.h5") as store:
+        found = probe(subject, store, replace(QUICK, splits=1))
+    assert [view["embeddings"] for view in found.numbers["models"][0]["views"]] == [1]
+    assert any("Too few episodes" in sentence for sentence in found.sentences)
+
+
 def test_models_are_probed_on_the_same_splits(subject: Subject, planted: Path, found: Findings) -> None:
     blind = FrozenEncoder("blind", "b" * 64, Blind(), (2,), SIZE)
     other = replace(subject, digest="d" * 64, encoder=blind)

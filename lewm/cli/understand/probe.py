@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> None:
     from lewm.understand.findings import check_outputs, read_findings, write_findings
     from lewm.understand.probe import ask, parts_of, probe
     from lewm.understand.probe_findings import draw
-    from lewm.understand.subject import model_folder, open_episodes, open_subject
+    from lewm.understand.subject import embeddings, model_folder, open_episodes, open_subject
 
     sources = (args.checkpoint, *args.compare)
     subject, *others = (open_subject(source, args.device) for source in sources)
@@ -44,6 +44,9 @@ def run(arguments: list[str]) -> None:
         if found is not None:
             say("This very question was answered before; nothing is done again.")
         else:
+            for model in (subject, *others):
+                with progress_bar(console, "embed") as on_progress, embeddings(model, store, on_progress, say):
+                    pass  # kept, so that it takes no time below
             with progress_bar(console, "probe") as on_progress:
                 parts = parts_of(args.folder)
                 found = probe(subject, store, args.probe, others, args.seed, parts, on_progress, say)
