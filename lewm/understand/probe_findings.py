@@ -137,7 +137,8 @@ def _tables(numbers: dict[str, Any], targets: Sequence[Target]) -> Iterator[Tabl
 
 def _row(target: Target, name: str, found: dict[str, Any]) -> tuple[str, ...]:
     error = found["mlp"]["error"]
-    typical = NONE if error is None else f"{error:.3g} {target.unit}".strip()
+    unit = target.unit if target.unit == "°" else f" {target.unit}".rstrip()
+    typical = NONE if error is None else f"{error:.3g}{unit}"
     return (target.name, name, *_cells(found["linear"]), *_cells(found["mlp"]), typical)
 
 

@@ -40,7 +40,7 @@ def episodes_for(args: SubjectArgs, subject: Subject) -> Path:
         return args.data
     from lewm.understand.episodes import held_out_episodes
 
-    path = args.folder / "episodes.h5"
+    path = args.folder / ("episodes.h5" if args.seed == 0 else f"episodes-{args.seed}.h5")
     with progress_bar(console, "collect") as on_progress:
         return held_out_episodes(subject, path, args.episodes, args.seed, args.demos, on_progress)
 
