@@ -53,11 +53,12 @@ def investigate(
     on_progress: ProgressCallback | None = None,
 ) -> Findings:
     """Probe a model, or read what was found before, and write it into a folder. quick: one split, fewer epochs."""
-    settings = ProbeSettings(splits=1, epochs=20) if quick else ProbeSettings()
-    found = read_findings(out, VERB, ask(subject, store, settings, (), seed))
-    if found is None:
-        found = probe(subject, store, settings, seed=seed, parts=parts_of(out), on_progress=on_progress)
-        write_findings(out, found, draw)
+    wanted = (ProbeSettings(), ProbeSettings(splits=1, epochs=20))[: 1 + quick]  # better than asked for is welcome
+    for settings in wanted:
+        if found := read_findings(out, VERB, ask(subject, store, settings, (), seed)):
+            return found
+    found = probe(subject, store, wanted[-1], seed=seed, parts=parts_of(out), on_progress=on_progress)
+    write_findings(out, found, draw)
     return found
 
 

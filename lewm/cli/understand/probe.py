@@ -20,7 +20,7 @@ class ProbeArgs(SubjectArgs):
 
     # Models to probe beside it, on the same frames and splits.
     compare: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CHECKPOINT"), tyro.conf.UseAppendAction] = ()
-    probe: ProbeSettings = field(default_factory=ProbeSettings)
+    probe: ProbeSettings = field(default_factory=ProbeSettings)  # How probes are made.
 
 
 def run(arguments: list[str]) -> None:
