@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
@@ -16,14 +18,24 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8
 INK, FAINT = "#222222", "#D9D9D9"
 # Of the corners (left, right) x (low, high) of a sheet of states; what lies between is mixed.
 _CORNERS = np.array([[[0.00, 0.25, 0.55], [0.00, 0.75, 0.75]], [[0.80, 0.20, 0.05], [1.00, 0.82, 0.15]]])
-_STYLE: Any = {"font.size": 9, "axes.titlesize": 9}
+_STYLE: Any = {"font.size": 9, "axes.titlesize": 9, "legend.frameon": False}
+
+
+def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """A drawing function, in the style of all; settings of matplotlib are nobody's for long."""
+
+    @functools.wraps(draw)
+    def drawn(*given: Any) -> Figure:
+        with matplotlib.rc_context(_STYLE):
+            return draw(*given)
+
+    return drawn
 
 
 def canvas(rows: int, columns: int, width: float = 3.2, height: float = 3.0) -> tuple[Figure, list[list[Axes]]]:
     """A figure of so many charts, each of so many inches; no state is kept in pyplot."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure((width * columns, height * rows), layout="constrained")
-        charts = figure.subplots(rows, columns, squeeze=False)
+    figure = Figure((width * columns, height * rows), layout="constrained")
+    charts = figure.subplots(rows, columns, squeeze=False)
     for axes in charts.flat:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(length=0, colors=INK)

@@ -27,6 +27,7 @@ from lewm.evaluate.comparison_tables import Table
 from lewm.plan.planner import Planner
 from lewm.rng import stream
 from lewm.types import Array, ProgressCallback, WorldModel
+from lewm.understand.figures import COLOURS, FAINT, INK, canvas, styled
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.looking import frame_rows
 from lewm.understand.subject import Subject, question
@@ -125,17 +126,21 @@ def imagined(
 
 
 def choose_windows(subject: Subject, store: EpisodeStore, settings: ImagineSettings) -> Windows:
-    """At most so many windows of the model's history and the blocks after it, drawn from all there are."""
+    """At most so many windows of the model's history and the blocks after it, of as many episodes as there are."""
     model = subject.model
     context, length = model.history, model.history + settings.blocks
-    found = [rows[i : i + length] for rows in frame_rows(subject, store) for i in range(len(rows) - length + 1)]
+    rng = stream(settings.seed)
+    found: list[tuple[int, Array]] = []  # windows, each with its turn: an episode's second comes after all first ones
+    for rows in frame_rows(subject, store):
+        starts = rng.permutation(max(0, len(rows) - length + 1))
+        found += [(turn, rows[start : start + length]) for turn, start in enumerate(starts)]
     if len(found) < 2:
         problem = f"{store.path} has {len(found)} windows of {length} frames, and two are compared"
         raise DataError(f"{problem}. Give more episodes, longer ones, or fewer --blocks.")
-    chosen = stream(settings.seed).permutation(len(found))[: settings.windows]
-    rows = np.stack([found[i] for i in np.sort(chosen)])
-    actions = store.actions[rows[:, :-1, None] + np.arange(model.frame_skip)]
-    return Windows(rows, actions, context)
+    order = sorted(rng.permutation(len(found)).tolist(), key=lambda number: found[number][0])
+    chosen = np.stack([found[number][1] for number in sorted(order[: settings.windows])])
+    actions = store.actions[chosen[:, :-1, None] + np.arange(model.frame_skip)]
+    return Windows(chosen, actions, context)
 
 
 @torch.inference_mode()
@@ -273,10 +278,9 @@ _SENTENCES = (
 )
 
 
+@styled
 def draw(findings: Findings) -> Figure:
     """Error over blocks ahead, between what nothing moving would have and what lies at random."""
-    from lewm.understand.figures import COLOURS, FAINT, INK, canvas
-
     figure, ((axes,),) = canvas(1, 1, 5.2, 3.2)
     rows = findings.numbers["steps"]
     low, median, high = (np.maximum([row[name] for row in rows], 1e-6) for name in ("low", "median", "high"))
@@ -289,5 +293,5 @@ def draw(findings: Findings) -> Figure:
     axes.set_yscale("log")
     axes.set(xlabel="action blocks ahead", ylabel="squared distance to the real frame", xticks=blocks)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
-    axes.legend(frameon=False)
+    axes.legend()
     return figure

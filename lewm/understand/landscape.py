@@ -15,6 +15,7 @@ from lewm.data.store import EpisodeStore
 from lewm.errors import DataError
 from lewm.evaluate.comparison_tables import Table
 from lewm.types import Array, ProgressCallback
+from lewm.understand.figures import COLOURS, FAINT, INK, canvas, styled
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.looking import between_episodes, paths, remarks_on
 from lewm.understand.subject import Subject, embeddings, question
@@ -26,7 +27,7 @@ VERB = "landscape"
 COST = "the embeddings of the episodes"
 BLOCKS = (1, 2, 3, 4, 5, 7, 10, 15, 20)
 FEWEST_PAIRS = 20  # that a row rests on
-FAR = 0.9  # of what is far, from where distances are called flat
+FLAT = 0.1  # of what is far: distances that grow by no more than that are called flat
 _FRAMES = 8  # of each episode, spread evenly, for what is far
 
 
@@ -41,13 +42,15 @@ def landscape(subject: Subject, store: EpisodeStore, on_progress: ProgressCallba
     with embeddings(subject, store, on_progress) as features:
         walked = [z.double().numpy() for z in paths(subject, store, features)]
     rows = by_blocks(walked)
-    flat = next((row["blocks"] for row in rows if row["mean"] >= FAR), None)
+    highest = max(row["mean"] for row in rows)
+    flat = next(row["blocks"] for row in rows if row["mean"] > highest - FLAT)
+    last = rows[-1]["blocks"]
     skip = subject.model.frame_skip
     sentences = [
         f"1 is the mean squared distance between frames of different episodes; a block is {skip} environment steps.",
-        f"From {flat} blocks on distances are flat, {FAR:g} of that or more: they no longer tell how far a goal is."
-        if flat
-        else f"Up to {rows[-1]['blocks']} blocks distances still grow: they tell how far a goal is.",
+        f"From {flat} blocks on distances grow by less than {FLAT:g}: they no longer tell how far a goal is."
+        if flat < last
+        else f"Up to {last} blocks, as far as was looked, distances grow: they tell how far a goal is.",
         *remarks_on(subject),
     ]
     header = ("blocks apart", "pairs", "mean distance", "middle half", "farther than other episodes")
@@ -101,17 +104,18 @@ def investigate(
     return found
 
 
+@styled
 def draw(findings: Findings) -> Figure:
     """The mean distance over blocks apart, with the middle half of pairs."""
-    from lewm.understand.figures import COLOURS, FAINT, INK, canvas
-
     figure, ((axes,),) = canvas(1, 1, 5.2, 3.2)
     rows = findings.numbers["rows"]
     blocks, means, low, high = ([row[name] for row in rows] for name in ("blocks", "mean", "low", "high"))
     axes.fill_between(blocks, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, label="middle half of pairs")
     axes.plot(blocks, means, "o-", color=COLOURS[0], markersize=3, label="mean")
     axes.axhline(1, color=INK, linewidth=1, linestyle="dashed", label="frames of different episodes")
-    axes.set(xlabel="action blocks between two frames", ylabel="squared distance, relative", ylim=(0, None))
+    axes.set(
+        xticks=blocks, xlabel="action blocks between two frames", ylabel="squared distance, relative", ylim=(0, None)
+    )
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
-    axes.legend(frameon=False)
+    axes.legend()
     return figure

@@ -24,6 +24,7 @@ from lewm.errors import ConfigError
 from lewm.evaluate.comparison_tables import NONE, Table
 from lewm.files import completing
 from lewm.types import Array, ProgressCallback
+from lewm.understand.figures import FAINT, canvas, colours_of, styled
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.looking import from_extra, look, remarks_on
 from lewm.understand.sheets import Grid, Sheet, make_grid, own_sheet, sheets_of
@@ -237,10 +238,9 @@ def _table(charts: list[dict[str, Any]]) -> Table:
     return Table("Faithfulness of the map", header, tuple(rows))
 
 
+@styled
 def draw(findings: Findings) -> Figure:
     """A row for each sheet: the grid, and where its states lie in both planes; lines join neighbours."""
-    from lewm.understand.figures import FAINT, canvas, colours_of
-
     sheets = findings.numbers["sheets"]
     figure, rows = canvas(len(sheets), 1 + max(len(chart["planes"]) for chart in sheets))
     for chart, (first, *others) in zip(sheets, rows, strict=True):

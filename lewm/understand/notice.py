@@ -22,6 +22,7 @@ from lewm.envs.registry import make_env
 from lewm.errors import ConfigError, DataError
 from lewm.evaluate.comparison_tables import Table
 from lewm.types import Array, ProgressCallback
+from lewm.understand.figures import COLOURS, FAINT, INK, canvas, styled
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.looking import between_episodes, frame_rows, look, remarks_on
 from lewm.understand.subject import Subject, question
@@ -234,10 +235,9 @@ def _findings(subject: Subject, asked: dict[str, Any], rows: list[dict[str, Any]
     return Findings(VERB, "What the model notices", asked, (table,), sentences, numbers, {})
 
 
+@styled
 def draw(findings: Findings) -> Figure:
     """Medians with the middle 80 % of frames, on a logarithmic scale."""
-    from lewm.understand.figures import COLOURS, FAINT, INK, canvas
-
     rows = findings.numbers["rows"][::-1]
     figure, ((axes,),) = canvas(1, 1, 5.6, 1.2 + 0.32 * len(rows))
     places, least = range(len(rows)), 1e-5

@@ -146,7 +146,7 @@ def _link(section: Section) -> str:
 def _section(section: Section, out: Path) -> str:
     found = section.found
     assert found is not None
-    pictures = [(figure_of(out, found.verb), f"{found.title}: the figure.")]
+    pictures = [(figure_of(out, found.verb), found.title)]
     pictures += [(out / name, caption) for name, caption in found.files.items()]
     shown = "".join(
         _picture(path, caption) for path, caption in pictures if path.suffix in _PICTURES and path.is_file()

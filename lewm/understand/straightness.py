@@ -24,6 +24,7 @@ from lewm.train.diagnostics import effective_rank, straightness
 from lewm.train.logs import read_metrics
 from lewm.train.run import Run
 from lewm.types import ProgressCallback
+from lewm.understand.figures import COLOURS, FAINT, canvas, styled
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.looking import paths, remarks_on
 from lewm.understand.subject import Subject, embeddings, model_folder, open_subject, question
@@ -235,18 +236,22 @@ def _now(entries: Sequence[Entry]) -> Table:
     return Table("Straightness on episodes, as the model is now", header, tuple(rows))
 
 
+@styled
 def draw(findings: Findings) -> Figure:
     """Curves over training, one a run; where there is none, a dot for what was measured on episodes."""
-    from lewm.understand.figures import COLOURS, FAINT, canvas
-
     figure, ((axes,),) = canvas(1, 1, 5.2, 3.2)
     entries = findings.numbers["entries"]
     last = max((curve["steps"][-1] for entry in entries for curve in entry["curves"]), default=1)
     for number, entry in enumerate(entries):
         colour, label = COLOURS[number % len(COLOURS)], entry["name"]
         for curve in entry["curves"][:1]:
-            marker = "o" if len(curve["steps"]) < 40 else None
-            axes.plot(curve["steps"], curve["values"], color=colour, marker=marker, markersize=3, label=label)
+            steps, values = curve["steps"], np.array(curve["values"])
+            width = max(1, len(steps) // 20)
+            if width > 1:  # measurements of single batches are noisy
+                axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.35)
+                steps = steps[width // 2 :][: len(steps) - width + 1]
+                values = np.convolve(values, np.full(width, 1 / width), "valid")
+            axes.plot(steps, values, color=colour, marker="o" if width == 1 else None, markersize=3, label=label)
             label = None
         now = entry["now"] and entry["now"]["straightness"]
         if now is not None:
@@ -259,5 +264,5 @@ def draw(findings: Findings) -> Figure:
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     if any(entry["now"] for entry in entries):
         axes.plot([], [], "D", color="#222222", markerfacecolor="white", label="on episodes, now")
-    axes.legend(frameon=False)
+    axes.legend()
     return figure
