@@ -24,9 +24,10 @@ from lewm.errors import ConfigError
 from lewm.evaluate.comparison_tables import NONE, Table
 from lewm.files import completing
 from lewm.types import Array, ProgressCallback
+from lewm.understand.extra import extra
 from lewm.understand.figures import FAINT, canvas, colours_of, styled
 from lewm.understand.findings import Findings, read_findings, write_findings
-from lewm.understand.looking import from_extra, look, remarks_on
+from lewm.understand.looking import look, remarks_on
 from lewm.understand.sheets import Grid, Sheet, make_grid, own_sheet, sheets_of
 from lewm.understand.subject import Subject, question
 
@@ -177,11 +178,11 @@ def main_components(z_ND: Array) -> tuple[Array, Array]:
 def tsne(components_NC: Array, seed: int) -> Array | None:
     """scikit-learn's t-SNE (N, 2) of main components; None where scikit-learn is not installed."""
     try:
-        from sklearn.manifold import TSNE
-    except ImportError:
+        manifold = extra("sklearn.manifold")
+    except ConfigError:
         return None
     perplexity = min(30.0, (len(components_NC) - 1) / 3)
-    made = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
+    made = manifold.TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
     return np.asarray(made.fit_transform(components_NC.astype(np.float32)), np.float64)
 
 
@@ -197,16 +198,10 @@ def distances(z_ND: Array) -> Array:
 
 def rank_correlation(grid: Grid, z_ND: Array) -> float | None:
     """Spearman's, of distances on the grid and between embeddings; None where embeddings are all the same."""
-    spearmanr = from_extra(_spearmanr)
+    spearmanr = extra("scipy.stats").spearmanr
     upper = np.triu_indices(len(z_ND), 1)
     on_grid, latent = np.linalg.norm(grid.between(), axis=-1)[upper], distances(z_ND)[upper]
     return float(spearmanr(on_grid, latent).statistic) if np.ptp(latent) > 0 else None
-
-
-def _spearmanr() -> Any:
-    from scipy.stats import spearmanr
-
-    return spearmanr
 
 
 def _around(grid: Grid) -> Array:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 
 from lewm.data.features import Features
 from lewm.data.store import EpisodeStore
-from lewm.errors import ConfigError, DataError
+from lewm.errors import DataError
 from lewm.types import Array, ProgressCallback
 from lewm.understand.subject import Subject
 
@@ -63,12 +60,3 @@ def between_episodes(z_EFD: Array) -> float:
     means, squares = z_EFD.mean(1), np.square(z_EFD).sum(-1).mean(1)
     pairs = squares[:, None] + squares[None] - 2 * means @ means.T  # of episodes, the mean over their frames
     return float(pairs[~np.eye(len(pairs), dtype=bool)].mean())
-
-
-def from_extra(load: Callable[[], Any]) -> Any:
-    """What ``load`` imports of the packages that understanding needs, or an error that says how to get them."""
-    try:
-        return load()
-    except ImportError as error:
-        remedy = "pip install 'lewm[understand]'"
-        raise ConfigError(f"This needs the package {error.name!r}. Install it with: {remedy}") from error

@@ -44,8 +44,9 @@ class Part:
     costs: str
 
     def is_there(self) -> bool:
-        """Whether this lewm has the verb."""
-        return importlib.util.find_spec(f"lewm.understand.{self.module}") is not None
+        """Whether this lewm has the verb, and the verb a part for the report."""
+        name = f"lewm.understand.{self.module}"
+        return importlib.util.find_spec(name) is not None and hasattr(importlib.import_module(name), "investigate")
 
 
 # In the order of the page.

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
-from rich.markup import escape
-from rich.table import Table as RichTable
 
-from lewm.cli.frame import console, say
+from lewm.cli.frame import console, print_table, say
 from lewm.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -50,10 +48,7 @@ def episodes_for(args: SubjectArgs, subject: Subject) -> Path:
 def show(findings: Findings, folder: Path) -> None:
     """Print tables and sentences, and where the files are."""
     for table in findings.tables:
-        shown = RichTable(*map(escape, table.header), box=None, header_style="bold")
-        for row in table.rows:
-            shown.add_row(*map(escape, row))
-        console.print(f"[bold]{escape(table.title)}[/]", shown, "", sep="\n")
+        print_table(table)
     for sentence in findings.sentences:
         say(sentence)
     say(f"Findings: {folder / findings.verb}.md, .json and .png")
