@@ -98,7 +98,7 @@ def compare_straightness(
             subject = open_subject(source, device)
             now = measure(subject, store, on_progress)
             curves = (*(_series(run, store, device, on_progress) if run and series else ()), *curves)
-        entries.append(Entry(name, source, _method(source), run, curves, now))
+        entries.append(Entry(name, source, _method(source, run), run, curves, now))
     if not any(entry.curves or entry.now for entry in entries):
         problem = f"{', '.join(entry.source for entry in entries)} kept no measurements of straightness"
         raise ConfigError(f"{problem}. Give episodes to measure the models on, with --data.")
@@ -181,9 +181,12 @@ def _series(
         yield Curve(SERIES, steps, values)
 
 
-def _method(source: str) -> str:
-    document = read_json(model_folder(source) / checkpoint.CONFIG)
-    return str((document.get("method") or {}).get("name", "lewm"))
+def _method(source: str, run: Path | None) -> str:
+    """What is trained there; measurements alone, without settings or a model, do not say."""
+    settings = run / checkpoint.CONFIG if run else model_folder(source) / checkpoint.CONFIG
+    if not settings.is_file():
+        return NONE
+    return str((read_json(settings).get("method") or {}).get("name", "lewm"))
 
 
 # -- what people see -----------------------------------------------------------------------------------------------

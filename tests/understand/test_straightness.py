@@ -66,6 +66,16 @@ def test_several_runs_on_one_page(kept: Path, debug_run: Path, tmp_path: Path) -
     json.loads((tmp_path / "straightness.json").read_text(), parse_constant=pytest.fail)
 
 
+def test_measurements_alone_are_enough(kept: Path, tmp_path: Path) -> None:
+    """As they come from another machine, without models."""
+    for name, files in (("bare", ["metrics.jsonl"]), ("settings", ["metrics.jsonl", "config.json"])):
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).write_bytes((kept / file).read_bytes())
+    found = compare_straightness([(name, str(tmp_path / name)) for name in ("bare", "settings")])
+    assert [row[1] for row in found.tables[0].rows] == ["–", "lewm"]
+
+
 def test_a_series_is_measured_on_given_episodes(kept: Path, debug_config: Config) -> None:
     assert debug_config.data is not None
     subject = open_subject(kept, "cpu")
