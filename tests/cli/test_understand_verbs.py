@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +11,6 @@ import pytest
 
 from lewm.config import CollectConfig
 from lewm.data.collect import collect
-
-Lewm = Callable[..., "object"]
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +72,20 @@ def test_what_is_not_ours_is_not_overwritten(lewm: Callable, debug_run: Path, da
     (tmp_path / "landscape.json").write_text("{}")
     lewm("understand", "landscape", debug_run, "--data", data, "--out", tmp_path).assert_refused("landscape.json")
     assert (tmp_path / "landscape.json").read_text() == "{}"
+
+
+HELP_WITHOUT_TORCH = """
+import sys
+from lewm import cli
+for verb in ("report", "map", "imagine", "straightness", "landscape", "notice"):
+    try:
+        cli.run(["understand", verb, "--help"])
+    except SystemExit:
+        pass
+    assert "torch" not in sys.modules, f"{verb} --help has loaded torch"
+"""
+
+
+def test_help_loads_no_torch():
+    done = subprocess.run([sys.executable, "-c", HELP_WITHOUT_TORCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
