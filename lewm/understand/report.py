@@ -147,11 +147,9 @@ def _link(section: Section) -> str:
 def _section(section: Section, out: Path) -> str:
     found = section.found
     assert found is not None
-    pictures = [(figure_of(out, found.verb), found.title)]
-    pictures += [(out / name, caption) for name, caption in found.files.items()]
-    shown = "".join(
-        _picture(path, caption) for path, caption in pictures if path.suffix in _PICTURES and path.is_file()
-    )
+    pictures = [(figure_of(out, found.verb), "")]  # the section's title says what it is
+    pictures += [(out / name, caption) for name, caption in found.files.items() if not _is_other(name)]
+    shown = "".join(_picture(path, caption, found.title) for path, caption in pictures if path.is_file())
     others = [f"<code>{escape(name)}</code>: {escape(text)}" for name, text in found.files.items() if _is_other(name)]
     sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.sentences)
     beside = f'<p class="note">Beside this page: {"; ".join(others)}.</p>' if others else ""
@@ -164,10 +162,11 @@ def _is_other(name: str) -> bool:
     return Path(name).suffix not in _PICTURES
 
 
-def _picture(path: Path, caption: str) -> str:
+def _picture(path: Path, caption: str, title: str) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
     source = f"data:{_PICTURES[path.suffix]};base64,{data}"
-    return f'<figure><img src="{source}" alt="{escape(caption)}"><figcaption>{escape(caption)}</figcaption></figure>'
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f'<figure><img src="{source}" alt="{escape(caption or title)}">{below}</figure>'
 
 
 def _table(table: Table) -> str:
