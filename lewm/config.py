@@ -218,10 +218,12 @@ class TrainConfig(Checked):
     val_every: int = free(500)  # Steps between validations.
     val_batches: int = free(8)  # Batches of a validation.
     checkpoint_every: int = free(500)  # Steps between checkpoints.
+    keep_every: int = free(0)  # Steps between small models that stay, in RUN/series, to look back at; 0: none.
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_positive("steps", "lr", "clip_norm", "log_every", "val_every", "val_batches", "checkpoint_every")
+        self._require(self.keep_every >= 0, "keep_every", "at least 0")
         self._require(self.batch_size <= 10**6, "batch_size", f"at most {10**6:,}")
         self._require(self.batch_size >= 2, "batch_size", "at least 2 (BatchNorm looks at whole batches)")
         self._require(self.weight_decay >= 0, "weight_decay", "at least 0")

@@ -14,7 +14,7 @@ from lewm.retired import current, leaves, put
 # Enough to read frames from disk as fast as a GPU wants them.
 _GPU_LOADER = LoaderConfig(threads=8)
 
-# What moves covers at most 12, 22, 14 and 78 of a frame's 256 patches (benchmarks/understanding/background.py).
+# What moves covers at most 12, 22, 14 and 78 of a frame's 256 patches (benchmarks/background.py).
 # Drivers draw the lines of MuJoCo's floors a little differently, hence the noise.
 _WORLDS = (
     Preset(

@@ -126,7 +126,7 @@ class Losses:
     """What a method says of a batch.
 
     total: what is minimised.  terms: by name, for log, progress and report.  embeddings: (B, T, D), for the
-    diagnostics of a collapse; None where there is nothing to collapse.
+    diagnostics; None where frames have none.
     """
 
     total: torch.Tensor

@@ -2,11 +2,13 @@
 
     OUT/dataset.h5  ->  OUT/training/  ->  OUT/evaluation.json, OUT/report.html
 
-Each stage picks up what an earlier call left, finished or not.
+Each stage picks up what an earlier call left, finished or not. The report leads to OUT/understanding/report.html, which
+`lewm understand` makes.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from lewm.train.loop import TrainResult
 
 DATASET, TRAINING, EVALUATION, REPORT = "dataset.h5", "training", "evaluation.json", "report.html"
+UNDERSTANDING = "understanding"
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ def run(arguments: list[str]) -> None:
     args = parse(DemoArgs, arguments, "demo")
     print_rates(run_demo(replace(preset("demo"), seed=args.seed), args.out, args.fresh, console))
     say(f"Report: {args.out / REPORT}")
+    say(f"What the model has understood: {_understand(args.out)}")
 
 
 def run_demo(config: Config, out: Path, fresh: bool, console: Console) -> dict[str, Rate]:
@@ -63,6 +67,11 @@ def run_demo(config: Config, out: Path, fresh: bool, console: Console) -> dict[s
     if result.interrupted:
         raise KeyboardInterrupt
     return _finished_rates(out, config) or _evaluate(config, result, out, console)
+
+
+def _understand(out: Path) -> str:
+    """The command that shows what the demo's model has understood, on a page that the report leads to."""
+    return shlex.join(["lewm", "understand", str(out / TRAINING), "--out", str(out / UNDERSTANDING)])
 
 
 def _clear(out: Path) -> None:
@@ -113,5 +122,6 @@ def _evaluate(config: Config, result: TrainResult, out: Path, console: Console) 
         "Training": f"{result.steps} steps of {config.train.batch_size} windows on {model.device}",
         "Checkpoint": str(result.checkpoint),
     }
-    write_report(out / REPORT, evaluation, read_metrics(result.directory / "metrics.jsonl"), summary)
+    understanding = f"{UNDERSTANDING}/report.html", _understand(out)
+    write_report(out / REPORT, evaluation, read_metrics(result.directory / "metrics.jsonl"), summary, understanding)
     return evaluation.rates()

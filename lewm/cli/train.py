@@ -26,6 +26,7 @@ COMMON = {
     "--train.batch-size N": "windows per step, of all processes together",
     "--train.lr X": "peak learning rate",
     "--train.checkpoint-every N": "steps between checkpoints",
+    "--train.keep-every N": "steps between small models that stay, in RUN/series",
     "--method.encoder.kind resnet18": "another encoder",
     "--loader.cache ram": "where decoded frames are kept",
 }

@@ -59,10 +59,17 @@ _CHART_STYLE: Any = {
 }
 
 
-def write_report(path: Path, evaluation: Evaluation, metrics: list[dict[str, Any]], summary: dict[str, str]) -> Path:
+def write_report(
+    path: Path,
+    evaluation: Evaluation,
+    metrics: list[dict[str, Any]],
+    summary: dict[str, str],
+    understanding: tuple[str, str] | None = None,
+) -> Path:
     """Write the report of an evaluation to ``path``, atomically, and return it.
 
     metrics: rows of the run's metrics.jsonl, possibly none.  summary: facts about the run worth reading.
+    understanding: where, as seen from ``path``, the page is of what the model has understood, and the command for it.
     """
     check_output(path, PAGE)
     config, rates = evaluation.config, evaluation.rates()
@@ -88,6 +95,7 @@ def write_report(path: Path, evaluation: Evaluation, metrics: list[dict[str, Any
             curves=_curve_charts(metrics),
             rows="".join(map(_outcome_row, evaluation.results, evaluation.random_results)),
             facts="".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in summary.items()),
+            understanding=_understanding(*understanding) if understanding else "",
             settings=escape(json.dumps(to_dict(config), indent=2)),
             version=escape(__version__),
         )
@@ -101,6 +109,14 @@ def choose_episodes(results: Sequence[EpisodeResult]) -> list[EpisodeResult]:
     solved = [result for result in results if result.success]
     failed = [result for result in results if not result.success]
     return (failed[:2] + solved + failed[2:])[:SHOWN_EPISODES]
+
+
+def _understanding(link: str, command: str) -> str:
+    """A way to the page of what the model has understood, which exists once its command has run."""
+    page = f'<a href="{escape(link)}">What the model has understood</a>'
+    made = f"<code>{escape(command)}</code> makes that page, in a minute or two."
+    said = f"<h2>What it has understood</h2><p>{page} is on a page of its own. {made}</p>"
+    return f'<section id="understanding">{said}</section>'
 
 
 def _bar(label: str, rate: Rate) -> str:

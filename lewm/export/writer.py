@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lewm import checkpoint
 from lewm.checked import to_dict
 from lewm.config import Config
@@ -26,8 +24,7 @@ from lewm.errors import FileError
 from lewm.export.card import CARD, Evaluated, in_order, model_card
 from lewm.export.commands import portable
 from lewm.files import check_place, leaving_no_empty_folders, only_writer, read_json
-from lewm.methods.base import Method
-from lewm.methods.files import describe, load, recorded_file
+from lewm.methods.files import bf16_tensors, describe, load, recorded_file
 from lewm.presets import read_config
 from lewm.train.logs import read_metrics
 
@@ -83,16 +80,6 @@ def _check_place(out: Path, folder: Path) -> None:
     known = read_json(config) if config.is_file() else None
     if not isinstance(known, dict) or "evaluations" not in known or (out / checkpoint.OPTIMIZER).exists():
         raise FileError(f"{out} holds what `lewm export` did not write; it stays as it is. Choose another place.")
-
-
-def bf16_tensors(model: Method) -> dict[str, torch.Tensor]:
-    """A model's tensors with its matrices in bf16.
-
-    Vectors (biases, scales, BatchNorm's statistics) keep their float32: they are less than one percent of the file, and
-    rounding them as well would double the change of the embeddings (docs/notebook/bf16-weights.md).
-    """
-    matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
-    return {name: t.bfloat16() if name in matrices else t for name, t in model.own_state().items()}
 
 
 def _training(folder: Path, document: dict[str, Any]) -> dict[str, Any] | None:

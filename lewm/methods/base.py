@@ -52,7 +52,8 @@ class Method(nn.Module, ABC):
             cannot be given or asked for raw actions.
     """
 
-    COLLAPSE_REMEDY: ClassVar[str] = "Lower train.lr."  # what to do when its embeddings no longer differ
+    # What to do when its embeddings no longer differ; None: they are not learned.
+    COLLAPSE_REMEDY: ClassVar[str | None] = "Lower train.lr."
 
     def __init__(self, settings: MethodConfig, facts: DataFacts | None = None) -> None:
         super().__init__()

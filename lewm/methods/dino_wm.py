@@ -112,6 +112,7 @@ class DinoWM(Method):
     """A world model over the tokens of a frozen encoder. Planning sees the D numbers of a frame as one embedding."""
 
     settings: DinoWMConfig
+    COLLAPSE_REMEDY = None  # what it sees with is frozen
     scale: torch.Tensor  # by which features are divided; part of the model
     proprio_mean: torch.Tensor
     proprio_std: torch.Tensor
@@ -179,12 +180,13 @@ class DinoWM(Method):
         else:
             assert batch.pixels is not None
             z_BTNF = self.see(batch.pixels)
+        embedded_BTF = z_BTNF.mean(-2)  # for the diagnostics: all tokens would have millions of covariances
         if self.settings.proprio:
             z_BTNF = self.joined(z_BTNF, batch.proprio)
         actions_BTA = self.normalise_actions(batch.actions)
         predicted_BTNF = self.predictor(z_BTNF[:, :-1], actions_BTA[:, :-1]).float()
         error = F.mse_loss(predicted_BTNF, z_BTNF[:, 1:].detach())
-        return Losses(error, {"prediction": error})
+        return Losses(error, {"prediction": error}, embedded_BTF)
 
     def joined(self, z_BTNF: torch.Tensor, proprio: torch.Tensor | None) -> torch.Tensor:
         """Tokens (..., N, F) with the embedding of proprioception (..., P) beside each, (..., N, F + E)."""

@@ -82,6 +82,16 @@ def recorded_file(method: Method) -> dict[str, checkpoint.Tensors]:
     return {} if method.recorded_actions is None else {checkpoint.ACTIONS: {"sequences": method.recorded_actions}}
 
 
+def bf16_tensors(method: Method) -> dict[str, torch.Tensor]:
+    """A model's tensors with its matrices in bf16.
+
+    Vectors (biases, scales, BatchNorm's statistics) keep their float32: they are less than one percent of the file, and
+    rounding them as well would double the change of the embeddings (docs/notebook/bf16-weights.md).
+    """
+    matrices = {name for name, parameter in method.named_parameters() if parameter.ndim > 1}
+    return {name: t.bfloat16() if name in matrices else t for name, t in method.own_state().items()}
+
+
 def describe(method: Method) -> dict[str, Any]:
     """What config.json says of a model, besides its files."""
     facts = method.facts

@@ -26,19 +26,16 @@ def effective_rank(z_BTD: torch.Tensor) -> torch.Tensor:
 
 
 def straightness(z_BTD: torch.Tensor) -> torch.Tensor:
-    """Mean cosine similarity of consecutive latent velocities (paper, Eq. "path-straightening")."""
+    """Mean cosine similarity of consecutive latent velocities (paper, Eq. "path-straightening"), of T >= 3 frames."""
     velocity = z_BTD.float().diff(dim=1)
     return F.cosine_similarity(velocity[:, 1:], velocity[:, :-1], dim=-1).mean()
 
 
 def diagnose(z_BTD: torch.Tensor) -> dict[str, float]:
-    """All diagnostics of a batch of embedded windows."""
+    """All diagnostics of a batch of embedded windows; windows of two frames have one velocity, and no straightness."""
     z_BTD = z_BTD.detach()
-    return {
-        "embedding_std": embedding_std(z_BTD).item(),
-        "effective_rank": effective_rank(z_BTD).item(),
-        "straightness": straightness(z_BTD).item(),
-    }
+    measured = {"embedding_std": embedding_std(z_BTD).item(), "effective_rank": effective_rank(z_BTD).item()}
+    return measured | ({"straightness": straightness(z_BTD).item()} if z_BTD.shape[1] > 2 else {})
 
 
 def collapse_warning(diagnostics: dict[str, float], embed_dim: int, remedy: str) -> str | None:

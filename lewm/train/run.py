@@ -3,6 +3,7 @@
 RUN/config.json                    the run's configuration
 RUN/metrics.jsonl, tensorboard/    its measurements
 RUN/checkpoints/step_NNNNNNN/      a model folder (see ``lewm.checkpoint``) plus the optimiser's state
+RUN/series/step_NNNNNNN/           a small model folder (bf16, no optimiser) every ``train.keep_every`` steps
 RUN/evaluations/step_NNNNNNN/      results of `lewm eval`
 RUN/.lock                          while a process trains
 """
@@ -19,11 +20,11 @@ import torch
 
 from lewm import checkpoint
 from lewm.checked import flat, to_dict
-from lewm.config import Config
+from lewm.config import Config, TrainConfig
 from lewm.errors import TrainingError
 from lewm.files import check_place, leaving_no_empty_folders, only_writer, read_json, write_json
 from lewm.methods.base import Method
-from lewm.methods.files import read_facts, save
+from lewm.methods.files import bf16_tensors, describe, read_facts, save
 from lewm.presets import read_config
 from lewm.train.optim import load_optimizer_tensors, optimizer_tensors
 from lewm.types import DataFacts
@@ -77,6 +78,11 @@ class Run:
     def checkpoints(self) -> Path:
         return self.directory / "checkpoints"
 
+    @property
+    def series(self) -> Path:
+        """Where small models from all along the training are, for ``checkpoint.of_run`` to list."""
+        return self.directory / "series"
+
     def is_finished(self, steps: int) -> bool:
         """Whether the folder holds the checkpoint of the last of ``steps`` steps."""
         return self._place(steps).is_dir()
@@ -99,6 +105,7 @@ class Run:
         newest = replace(config, collect=earlier.collect, plan=earlier.plan, eval=earlier.eval)
         write_json(self._description, to_dict(newest))
         checkpoint.recover(self.checkpoints)
+        checkpoint.recover(self.series)
         return checkpoint.newest_whole(self.checkpoints)
 
     def check(self, config: Config, resume: str) -> None:
@@ -149,6 +156,19 @@ class Run:
         moments = optimizer_tensors(state.optimizer, state.method)
         checkpoint.write_folder(target, lambda folder: save(state.method, folder, extra, moments))
         return target, checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS, step)
+
+    def keep(self, step: int, method: Method, progress: dict[str, Any]) -> None:
+        """Write the small model of ``step`` completed steps, which stays."""
+        target = self.series / self._place(step).name
+        extra = {"training": {"step": step, **progress}, "run": read_json(self._description)}
+        tensors = {checkpoint.WEIGHTS: bf16_tensors(method)}
+        checkpoint.write_folder(target, lambda folder: checkpoint.save_model(folder, tensors, describe(method) | extra))
+
+    def series_note(self, method: Method, settings: TrainConfig) -> str:
+        """How much disk the series of small models takes in the end."""
+        size = sum(tensor.nbytes for tensor in bf16_tensors(method).values()) / 1e6
+        count = -(-settings.steps // settings.keep_every)
+        return f"Series: {count} models of {size:,.1f} MB, {count * size:,.0f} MB in all, go to {self.series}."
 
     @staticmethod
     def read(folder: Path) -> Saved:

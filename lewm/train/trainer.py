@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -116,6 +116,8 @@ class Trainer:
         settings = self.config.train
         log = MetricsLog(self.run.directory, first_step=self.step + 1) if self.processes.is_first else None
         started, first_step = time.perf_counter(), self.step
+        if settings.keep_every:
+            self.monitor.note(self.run.series_note(self.state.method, settings))
         self.state.method.train()
         try:
             while self.step < settings.steps and not self._everyone_stops():
@@ -129,6 +131,8 @@ class Trainer:
                     log.write(self.step, self._validate())
                 if last or self.step % settings.checkpoint_every == 0:
                     self._checkpoint()
+                if settings.keep_every and (last or self.step % settings.keep_every == 0):
+                    self._keep()
                 self.monitor.step(self.step, settings.steps, self._latest)
             if self._saved_at != self.step:
                 self._checkpoint()
@@ -168,7 +172,8 @@ class Trainer:
             log.write(self.step, {**self._latest, "steps_per_second": steps_per_second})
 
     def _warn_of_collapse(self, diagnostics: dict[str, float], embed_dim: int) -> None:
-        warning = collapse_warning(diagnostics, embed_dim, self.state.method.COLLAPSE_REMEDY)
+        remedy = self.state.method.COLLAPSE_REMEDY
+        warning = collapse_warning(diagnostics, embed_dim, remedy) if remedy else None
         # An untrained encoder looks collapsed too; give the regulariser the warm-up to spread it.
         if warning and self.step > self.config.train.warmup_steps and not self._warned_of_collapse:
             self.monitor.note(f"Step {self.step}: {warning}")
@@ -176,11 +181,12 @@ class Trainer:
 
     @torch.no_grad()
     def _validate(self) -> dict[str, float]:
-        """The losses on held-out windows; by one process, on whole batches."""
+        """The losses and diagnostics of held-out windows; by one process, on whole batches."""
         settings = self.config.train
         self._calibrate()
         method = self.state.method.eval()
         sums: dict[str, torch.Tensor] = {}
+        embedded: list[torch.Tensor] = []
         for i, batch in enumerate(self._whole_batches(self.data.validation, settings.val_batches, VALIDATION)):
             # The same draws for each validation: its curve shows the model, not the draw.
             draws = method.draws(self._draws_seed, i, self.device)
@@ -188,8 +194,12 @@ class Trainer:
                 losses = method.losses(batch, draws, ALONE)
             terms = {"loss": losses.total} | {f"{name}_loss": term for name, term in losses.terms.items()}
             sums = {name: sums.get(name, 0) + term.float() for name, term in terms.items()}
+            embedded += [] if losses.embeddings is None else [losses.embeddings]
         method.train()
-        return {f"val/{name}": (total / settings.val_batches).item() for name, total in sums.items()}
+        means = {name: (total / settings.val_batches).item() for name, total in sums.items()}
+        if embedded and all(z_BTD.isfinite().all() for z_BTD in embedded):  # else the run is about to stop
+            means |= diagnose(torch.cat(embedded))
+        return {f"val/{name}": value for name, value in means.items()}
 
     def _calibrate(self) -> None:
         """Give the method statistics that fit its weights; by the first process, whose model is saved."""
@@ -213,16 +223,26 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         self._stop_if_not_finite()
-        kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
-        device = f"{self.processes.count} × {kind}, torch {torch.__version__}"
-        progress = {"windows": len(self.data.training), "env": self.config.env, "device": device}
         if self.processes.is_first:
             self._calibrate()
-            self.last_checkpoint, problems = self.run.save(self.step, self.state, progress)
+            self.last_checkpoint, problems = self.run.save(self.step, self.state, self._progress())
             for problem in problems:
                 self.monitor.note(problem)
         self._saved_at = self.step
         self.last_checkpoint = self.processes.from_first(self.last_checkpoint)
+
+    def _keep(self) -> None:
+        """Keep the weights of this step for those who look back at the training; without the optimiser's state."""
+        self._stop_if_not_finite()
+        if self.processes.is_first:
+            self._calibrate()
+            self.run.keep(self.step, self.state.method, self._progress())
+
+    def _progress(self) -> dict[str, Any]:
+        """What a checkpoint says of the training so far."""
+        kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
+        device = f"{self.processes.count} × {kind}, torch {torch.__version__}"
+        return {"windows": len(self.data.training), "env": self.config.env, "device": device}
 
     def _stop_if_not_finite(self) -> None:
         first_bad = min(self.processes.gather(self._first_bad_step.item()))

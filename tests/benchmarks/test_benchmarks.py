@@ -13,12 +13,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from lewm.config import Config, EncoderConfig, PlanConfig, PredictorConfig
-from lewm.methods.lewm import LeWM, LeWMConfig
-from lewm.types import ActionStats, DataFacts
+from lewm.config import Config, PlanConfig
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-FOLDERS = (BENCHMARKS, BENCHMARKS / "understanding")
 QUICK = PlanConfig(horizon=2, samples=8, iterations=2, elites=2)
 
 Benchmark = Callable[[str], ModuleType]
@@ -34,14 +31,13 @@ needs_public = pytest.mark.skipif(
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Benchmark]:
     """A benchmark by its file's name; what it imports of its neighbours goes again after the test."""
     before, gradients, threads = set(sys.modules), torch.is_grad_enabled(), torch.get_num_threads()
-    for folder in FOLDERS:
-        monkeypatch.syspath_prepend(folder)
+    monkeypatch.syspath_prepend(BENCHMARKS)
     yield importlib.import_module
     torch.set_grad_enabled(gradients)
     torch.set_num_threads(threads)
     for name in set(sys.modules) - before:
         path = getattr(sys.modules[name], "__file__", None)
-        if path and Path(path).parent in FOLDERS:
+        if path and Path(path).parent == BENCHMARKS:
             del sys.modules[name]
 
 
@@ -60,7 +56,7 @@ def run(benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_each_has_a_test():
     """Whoever adds a benchmark adds a test below."""
     others = {"peer"}  # it only loads the public implementation
-    names = {path.stem for folder in FOLDERS for path in folder.glob("*.py")} - others
+    names = {path.stem for path in BENCHMARKS.glob("*.py")} - others
     assert {name for name in names if f"test_{name}" not in globals()} == set()
 
 
@@ -168,62 +164,8 @@ def test_speedrun_keeps_what_a_run_removes(benchmark: Benchmark, tmp_path: Path)
     assert (kept / "step_0000002" / "optimizer.safetensors").read_bytes() == b"numbers"
 
 
-# -- what looks into models ----------------------------------------------------------------------------------------
-
-
 def test_background(debug_config: Config, benchmark: Benchmark, capsys: pytest.CaptureFixture[str]):
     benchmark("background").main(debug_config.data, frames=8)
     answer = capsys.readouterr().out
     assert "8 frames of 4 patches" in answer
     assert "not background" in answer
-
-
-def test_landscape(debug_run: Path, benchmark: Benchmark, capsys: pytest.CaptureFixture[str]):
-    benchmark("landscape").main(debug_run, "tworoom", episodes=2)
-    assert capsys.readouterr().out.startswith("tworoom: 2 episodes")
-
-
-def test_linear(debug_run: Path, benchmark: Benchmark, capsys: pytest.CaptureFixture[str]):
-    benchmark("linear").main(debug_run, "tworoom", ("agent_x", "agent_y"), episodes=5, frames=6)
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["agent_x", "agent_y"]
-
-
-def test_noticed(debug_run: Path, benchmark: Benchmark, capsys: pytest.CaptureFixture[str]):
-    benchmark("noticed").main(debug_run, "tworoom", episodes=2, frames=3)
-    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[-2:]] == [["agent", "5"], ["agent", "20"]]
-
-
-def test_imagination(debug_run: Path, benchmark: Benchmark, capsys: pytest.CaptureFixture[str]):
-    benchmark("imagination").main(debug_run, "tworoom", plans=4, blocks=2)
-    assert len(capsys.readouterr().out.splitlines()) == 2 + 8, "four exponents, with a limit and without"
-
-
-def test_exploited(debug_run: Path, benchmark: Benchmark, capsys: pytest.CaptureFixture[str]):
-    benchmark("exploited").main(debug_run, "tworoom", pairs=2, borrowed=(0,), plan=QUICK)
-    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]]
-    assert rows == ["recorded", "planned", "borrowing"]
-
-
-@pytest.fixture
-def cube_model(tmp_path: Path) -> Path:
-    """A model with random weights that looks at Cube."""
-    encoder, predictor = EncoderConfig(image_size=28, depth=1, width=48), PredictorConfig(depth=1, heads=2)
-    facts = DataFacts(ActionStats((0.0,) * 5, (1.0,) * 5), environment="lewm/Cube-v0")
-    torch.manual_seed(0)
-    model = LeWM(LeWMConfig(encoder, predictor, 48, 96, action_dim=5), facts)
-    return model.save_pretrained(tmp_path / "cube")
-
-
-def test_grasped(cube_model: Path, benchmark: Benchmark, capsys: pytest.CaptureFixture[str]):
-    pytest.importorskip("ogbench")
-    benchmark("grasped").main(cube_model, episodes=1, away=(0.0, 0.1))
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-2:]]
-    assert [row[0] for row in rows] == ["0", "0.1"]
-    assert [row[1] for row in rows] == ["100%", "0%"], "a cube comes along from between the fingers, not from elsewhere"
-
-
-def test_exploited_finds_grasps(cube_model: Path, benchmark: Benchmark, capsys: pytest.CaptureFixture[str]):
-    pytest.importorskip("ogbench")
-    plan = PlanConfig(samples=8, iterations=2, elites=2)
-    benchmark("exploited").main(cube_model, "cube", pairs=1, grasps=True, plan=plan)
-    assert "cube: 1 pairs with a grasp" in capsys.readouterr().out

@@ -59,7 +59,11 @@ def test_everything_appears(finished: tuple[Path, dict[str, Rate]]):
     assert document["rates"] == {name: rate.to_dict() for name, rate in rates.items()}
     assert list(rates) == list(LABELS)
     assert {rate.total for name, rate in rates.items() if "strict" not in name} == {CONFIG.eval.episodes}
-    assert "</html>" in (out / "report.html").read_text()
+    html = (out / "report.html").read_text()
+    assert "</html>" in html
+    # The way to what the model has understood, and how that page is made.
+    assert 'href="understanding/report.html"' in html
+    assert f"lewm understand {out / 'training'} --out {out / 'understanding'}" in html
 
 
 def test_a_second_call_reuses_everything(finished: tuple[Path, dict[str, Rate]]):

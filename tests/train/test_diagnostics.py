@@ -40,6 +40,12 @@ def test_straightness_of_known_paths():
     assert straightness(square) == pytest.approx(0)
 
 
+def test_windows_of_two_frames_have_no_straightness():
+    """One velocity turns nowhere: the measurement is left out, where a mean of nothing would be NaN."""
+    assert diagnose(gaussian(64, 2, D)).keys() == {"embedding_std", "effective_rank"}
+    assert diagnose(gaussian(64, 3, D)).keys() == {"embedding_std", "effective_rank", "straightness"}
+
+
 @pytest.mark.parametrize("dim", [2, D, 192])
 def test_no_warning_for_a_gaussian(dim: int):
     assert collapse_warning(diagnose(gaussian(256, 4, dim)), dim, REMEDY) is None

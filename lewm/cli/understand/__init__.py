@@ -12,7 +12,10 @@ VERBS = {
     "probe": "Read physical quantities from frozen embeddings",
     "decode": "Draw what embeddings and imagined futures look like",
     "map": "Show how the latent space lays out a grid of states",
+    "imagine": "Compare imagined futures with what happens, and see whether a search exploits the model",
     "straightness": "Show how straight latent paths become over training",
+    "landscape": "Measure how far latent distances tell near from far",
+    "notice": "Measure how far embeddings move when one thing of the world changes",
     "surprise": "Measure how a model notices what its world cannot do",
     "report": "Everything that fits the world, on one page; also without a verb",
 }

@@ -1,7 +1,7 @@
 """How many patches of a dataset's frames are not background: how large method.encoder.kept-patches has to be.
 
     lewm collect pusht --episodes 24 --frame-stride 25 --out data/few.h5
-    python benchmarks/understanding/background.py --data data/few.h5 [--patch-size 14] [--threshold 1]
+    python benchmarks/background.py --data data/few.h5 [--patch-size 14] [--threshold 1]
 
 A patch counts if its pixels differ from the background's by more than the threshold, in grey levels, on average.
 """
