@@ -8,13 +8,15 @@ step: a surprise is never carried on. Errors are heavy-tailed, so that their log
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
 
 from lewm.errors import ConfigError
 from lewm.frames import resized
 from lewm.methods.base import Method
-from lewm.types import Array
+from lewm.types import Array, WorldModel
 
 FRAMES_AT_ONCE = 32  # are embedded together; more do not make a CPU faster
 
@@ -36,8 +38,9 @@ class Foresight:
         self.history, self.frame_skip, self.action_dim = model.history, model.frame_skip, model.action_dim
         self.image_size, self.device = model.image_size, model.device
         self._normalise = model.normalise_actions
-        self._encode = model.planning_encoder("float32")
-        self._rollout = model.planning_rollout("float32", False)
+        world_model = cast(WorldModel, model)
+        self._encode = world_model.planning_encoder("float32")
+        self._rollout = world_model.planning_rollout("float32", False)
 
     @torch.inference_mode()
     def embed(self, frames: Array) -> torch.Tensor:
@@ -63,7 +66,9 @@ class Foresight:
         if count <= 0:
             return np.zeros(0)
         begins = np.arange(count)[:, None] + apart * np.arange(self.history)  # (M, T): the frames of each window
-        blocks = torch.from_numpy(np.asarray(actions, np.float32)[begins[..., None] * every + np.arange(self.frame_skip)])
+        blocks = torch.from_numpy(
+            np.asarray(actions, np.float32)[begins[..., None] * every + np.arange(self.frame_skip)]
+        )
         expected = self.expected(z_ND[torch.from_numpy(begins).to(self.device)], blocks.to(self.device))
         return squared_distance(expected, z_ND[first:])
 
@@ -75,7 +80,9 @@ class Foresight:
 def first_expected(history: int, frame_skip: int, every: int) -> int:
     """The number of the first frame that is expected from a full history, of frames ``every`` steps apart."""
     if every < 1 or frame_skip % every:
-        raise ConfigError(f"every must divide the model's block of {frame_skip} steps, got {every}. Take 1 or {frame_skip}.")
+        raise ConfigError(
+            f"every must divide the model's block of {frame_skip} steps, got {every}. Take 1 or {frame_skip}."
+        )
     return history * (frame_skip // every)
 
 

@@ -106,7 +106,9 @@ def surprise(
     changes = changes_of(entry)
     excerpt = _excerpt(foresight, settings)
     asked = asked_of(subject, store, settings)
-    with only_writer(out / f".{VERB}.lock", f"Another process measures surprise in {out}. Wait, or take another --out."):
+    with only_writer(
+        out / f".{VERB}.lock", f"Another process measures surprise in {out}. Wait, or take another --out."
+    ):
         with RowJournal(_journal(out, asked), _rows_of_one(excerpt, foresight, changes)) as journal:
             rows = _live(subject, store, settings, excerpt, changes, foresight, journal, on_progress)
         write_rows(out / ROWS, rows)

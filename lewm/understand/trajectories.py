@@ -240,11 +240,17 @@ def episodes_long_enough(store: EpisodeStore, excerpt: Excerpt) -> list[int]:
 
 
 def matched(
-    env: WorldEnv, store: EpisodeStore, states: Array, episode: int, excerpt: Excerpt, changes: Sequence[Change], seed: int
+    env: WorldEnv,
+    store: EpisodeStore,
+    states: Array,
+    episode: int,
+    excerpt: Excerpt,
+    changes: Sequence[Change],
+    seed: int,
 ) -> Matched | None:
     """One episode with every change, at the same frame; None if the changes find no room in it.
 
-    states: as ``recorded_states`` gives them.  What happens is a pure function of the dataset, the episode and the seed.
+    states: as ``recorded_states`` gives them.  All is a pure function of the dataset, the episode and the seed.
     """
     offset, length = int(store.offsets[episode]), int(store.lengths[episode])
     rows = stream(seed, _START, episode).integers(offset, offset + length - excerpt.steps, STARTS)

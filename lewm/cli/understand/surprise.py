@@ -1,0 +1,48 @@
+"""`lewm understand surprise`: how a model notices what its world cannot do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from lewm.cli.frame import console, parse, say
+from lewm.cli.progress import progress_bar
+from lewm.cli.understand.common import SubjectArgs, show
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurpriseArgs(SubjectArgs):
+    """Live through held-out episodes again, with one thing changed: is the model surprised, and more than a difference?"""
+
+    trajectories: int = 40  # Episodes that are lived through, each with every change of its world.
+    before: int = 3  # Scored frames before the changed one.
+    after: int = 5  # Scored frames after it.
+    episodes: int = 80  # Without --data: how many held-out episodes are collected; too short ones are passed over.
+    demos: Path | None = None  # Without --data, for Push-T: the demonstrations whose held-out ones are replayed.
+
+
+def run(arguments: list[str]) -> None:
+    """Measure, print and write."""
+    args = parse(tyro.conf.configure(tyro.conf.FlagConversionOff)(SurpriseArgs), arguments, "understand surprise")
+    from lewm.understand.findings import check_outputs, read_findings, write_findings
+    from lewm.understand.subject import model_folder, open_episodes, open_subject
+    from lewm.understand.surprise import ROWS, VERB, SurpriseSettings, asked_of, surprise
+
+    settings = SurpriseSettings(args.trajectories, args.before, args.after, args.seed)
+    folder = args.folder
+    check_outputs(folder, VERB, [model_folder(args.checkpoint), *([args.data] if args.data else [])])
+    subject = open_subject(args.checkpoint, args.device)
+    with open_episodes(args.data or _collected(args, subject), subject) as store:
+        known = read_findings(folder, VERB, asked_of(subject, store, settings))
+        if known is not None and (folder / ROWS).is_file():
+            say("The same was asked before; nothing is computed again.")
+            show(known, folder)
+            return
+        with progress_bar(console, "trajectories") as on_progress:
+            findings = surprise(subject, store, settings, folder, on_progress)
+    from lewm.understand.surprise_figure import draw  # matplotlib takes its time
+
+    write_findings(folder, findings, draw)
+    show(findings, folder)
