@@ -59,16 +59,22 @@ class CollectReport:
 
 
 def collect(
-    env: str, out: str | Path, settings: CollectConfig, seed: int = 0, on_progress: ProgressCallback | None = None
+    env: str,
+    out: str | Path,
+    settings: CollectConfig,
+    seed: int = 0,
+    on_progress: ProgressCallback | None = None,
+    held_out_from: int | None = None,
 ) -> CollectReport:
     """Make ``out`` a dataset of at least ``settings.episodes`` expert episodes; only missing ones are generated.
 
-    env: the environment's name.  on_progress: counts episodes.
+    env: the environment's name.  on_progress: counts episodes.  held_out_from: collect what no training may see, the
+    episodes of ``HELD_OUT_SEED`` from that one on, and not those of ``seed``.
     An unfinished collection is continued, a smaller file of the same settings extended, one of others refused. After an
     interrupt, what is complete is kept for the next call.
     """
     out = Path(out)
-    collection = _Collection.checked(env, out, settings, seed)
+    collection = _Collection.checked(env, out, settings, seed, held_out_from)
     with collecting(out):
         existing, episodes = collection.episodes_in(out) if out.exists() else 0, settings.episodes
         cuts = range(existing // PART_EPISODES * PART_EPISODES, episodes, PART_EPISODES)
@@ -104,15 +110,21 @@ def _report(out: Path, new_episodes: int) -> CollectReport:
 
 @dataclass(frozen=True)
 class _Collection:
-    """What an episode's content depends on, besides its index, and where parts (ranges of indices) are kept."""
+    """What an episode's content depends on, besides its index, and where parts (ranges of indices) are kept.
+
+    first: the seed's episode that is the first in the file.
+    """
 
     entry: EnvEntry
     settings: CollectConfig
     seed: int
     folder: str
+    first: int = 0
 
     @classmethod
-    def checked(cls, env: str, out: Path, settings: CollectConfig, seed: int) -> _Collection:
+    def checked(
+        cls, env: str, out: Path, settings: CollectConfig, seed: int, held_out_from: int | None = None
+    ) -> _Collection:
         """A collection that can begin; what stands against it is said before anything is written."""
         entry = env_entry(env)
         if seed < 0:
@@ -123,6 +135,8 @@ class _Collection:
         plain = CollectConfig(**{item.name: getattr(settings, item.name) for item in fields(CollectConfig)})
         located = _located_demonstrations(entry, settings.demos)
         collection = cls(entry, replace(plain, demos=located), seed, f"{out}.parts")
+        if held_out_from is not None:
+            collection = replace(collection, seed=HELD_OUT_SEED, first=held_out_from)
         check_output(out, DATASET, [] if located is None else [Path(located)])
         # Bad demonstrations, a simulator that is not installed, an expert that there is not.
         expert = make_expert(entry.name, stream(seed), next(iter(collection.demonstrations or ()), None))
@@ -145,6 +159,8 @@ class _Collection:
             "demonstrations": "" if self.demonstrations is None else demonstrations_digest(self.demonstrations),
             "resolution": settings.resolution,
             "seed": self.seed,
+            # Only there, or the same settings as ever would give other files.
+            **({"first_episode": self.first} if self.seed == HELD_OUT_SEED else {}),
             "frame_stride": settings.frame_stride,
             "exploration": settings.exploration,
             "mistakes": settings.mistakes,
@@ -169,7 +185,7 @@ class _Collection:
 
     def _episode(self, index: int) -> dict[str, Array]:
         settings, name = self.settings, self.entry.name
-        what = (name, settings.resolution, self.seed, index, settings.frame_stride, self.demonstrations)
+        what = (name, settings.resolution, self.seed, self.first + index, settings.frame_stride, self.demonstrations)
         exploration, mistakes = settings.exploration, settings.mistakes
         try:
             return generate_episode(*what, env=self.env, exploration=exploration, mistakes=mistakes)
