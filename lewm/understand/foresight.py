@@ -8,6 +8,7 @@ step: a surprise is never carried on. Errors are heavy-tailed, so that their log
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -16,13 +17,17 @@ import torch
 from lewm.errors import ConfigError
 from lewm.frames import resized
 from lewm.methods.base import Method
+from lewm.model.jepa import JEPA
 from lewm.types import Array, WorldModel
+
+# Windows of embeddings (M, T, D) and z-scored blocks (M, T, A) -> the embeddings after them, (M, D).
+Predict = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 FRAMES_AT_ONCE = 32  # are embedded together; more do not make a CPU faster
 
 
 class Foresight:
-    """A world model's eyes, and its expectations. The weights are a frozen copy, in float32 on every device.
+    """A world model's eyes, and its expectations, in float32 on every device.
 
     Shapes: N frames of an episode, D numbers of an embedding (of tokens: all of them), M windows of T = ``history``
     frames, K steps in a block.
@@ -38,9 +43,8 @@ class Foresight:
         self.history, self.frame_skip, self.action_dim = model.history, model.frame_skip, model.action_dim
         self.image_size, self.device = model.image_size, model.device
         self._normalise = model.normalise_actions
-        world_model = cast(WorldModel, model)
-        self._encode = world_model.planning_encoder("float32")
-        self._rollout = world_model.planning_rollout("float32", False)
+        self._encode = cast(WorldModel, model).planning_encoder("float32")
+        self._predict = _one_block_ahead(model)
 
     @torch.inference_mode()
     def embed(self, frames: Array) -> torch.Tensor:
@@ -53,7 +57,7 @@ class Foresight:
     def expected(self, z_MTD: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
         """The embeddings (M, D) after windows of real frames and raw actions (M, T, K, action_dim) executed there."""
         blocks_MTA = self._normalise(blocks)
-        return self._rollout(z_MTD, blocks_MTA[:, :-1], blocks_MTA[:, None, -1:])[:, 0, 0]
+        return self._predict(z_MTD, blocks_MTA)
 
     @torch.inference_mode()
     def errors(self, z_ND: torch.Tensor, actions: Array, every: int) -> Array:
@@ -75,6 +79,14 @@ class Foresight:
     def frames_needed(self, every: int) -> int:
         """How many frames an episode needs at least for one error."""
         return first_expected(self.history, self.frame_skip, every) + 1
+
+
+def _one_block_ahead(model: Method) -> Predict:
+    """A JEPA's own prediction; of others a rollout of one block, which is made for many futures of many blocks."""
+    if isinstance(model, JEPA):
+        return lambda z_MTD, blocks_MTA: model.predict(z_MTD, blocks_MTA)[:, -1]
+    rollout = cast(WorldModel, model).planning_rollout("float32", False)
+    return lambda z_MTD, blocks_MTA: rollout(z_MTD, blocks_MTA[:, :-1], blocks_MTA[:, None, -1:])[:, 0, 0]
 
 
 def first_expected(history: int, frame_skip: int, every: int) -> int:

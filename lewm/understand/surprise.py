@@ -12,7 +12,7 @@ A large jump shows in both. A small one hides among the changes that actions mak
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from lewm.evaluate.stats import holm
 from lewm.files import json_digest, only_writer
 from lewm.rng import stream
 from lewm.types import Array, ProgressCallback
+from lewm.understand.episodes import another_kind
 from lewm.understand.findings import Findings
 from lewm.understand.foresight import Foresight, squared_distance
 from lewm.understand.subject import Subject, question
@@ -100,10 +101,7 @@ def surprise(
     An interrupted call goes on behind its finished trajectories. on_progress: counts trajectories.
     """
     settings = settings or SurpriseSettings()
-    foresight, entry = Foresight(subject.model), subject.world
-    if entry is None:
-        raise ConfigError(f"{subject.source} was trained in no world of ours: nothing can be changed in a recording.")
-    changes = changes_of(entry)
+    changes, foresight = check_subject(subject), Foresight(subject.model)
     excerpt = _excerpt(foresight, settings)
     asked = asked_of(subject, store, settings)
     with only_writer(
@@ -113,7 +111,18 @@ def surprise(
             rows = _live(subject, store, settings, excerpt, changes, foresight, journal, on_progress)
         write_rows(out / ROWS, rows)
         journal.remove()
-    return found(subject, asked, rows, changes, excerpt, foresight.history, settings)
+    findings = found(subject, asked, rows, changes, excerpt, foresight.history, settings)
+    remark = another_kind(subject, store)
+    return findings if remark is None else replace(findings, sentences=(*findings.sentences, remark))
+
+
+def check_subject(subject: Subject) -> tuple[Change, ...]:
+    """The changes of the model's world. A model that predicts nothing, or whose world changes nothing, is refused."""
+    Foresight(subject.model)
+    if subject.world is None:
+        problem = f"{subject.source} was trained in no world of ours, and nothing can be changed in a recording"
+        raise ConfigError(f"{problem}. Take a model of a world with a simulator (`lewm envs`).")
+    return changes_of(subject.world)
 
 
 def asked_of(subject: Subject, store: EpisodeStore, settings: SurpriseSettings) -> dict[str, Any]:

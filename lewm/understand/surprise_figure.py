@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -56,15 +56,29 @@ def _colours(numbers: dict[str, Any]) -> dict[str, str]:
 def _curves(axes: Axes, numbers: dict[str, Any], quantity: str, colours: dict[str, str], title: str) -> None:
     offsets = numbers["offsets"]
     for name in shown(numbers):
-        band = {key: [max(value, _SMALLEST) for value in values] for key, values in numbers["curves"][name][quantity].items()}
+        band = {
+            key: [max(value, _SMALLEST) for value in values]
+            for key, values in numbers["curves"][name][quantity].items()
+        }
         plain = name == UNDISTURBED
-        axes.fill_between(offsets, band["low"], band["high"], color=colours[name], alpha=0.15, linewidth=0)
+        # Until the change all are the same: there, one band is enough.
+        since = 0 if plain else max(0, offsets.index(0) - 1)
+        sides = offsets[since:], band["low"][since:], band["high"][since:]
+        axes.fill_between(*sides, color=colours[name], alpha=0.15, linewidth=0)
         style: dict[str, Any] = {"linewidth": 1.8 if plain else 1.3, "zorder": 4 if plain else 3}
-        axes.plot(offsets, band["median"], color=colours[name], label=name, marker="o", markersize=2.6, **style)
+        axes.plot(
+            offsets[since:],
+            band["median"][since:],
+            color=colours[name],
+            label=name,
+            marker="o",
+            markersize=2.6,
+            **style,
+        )
     axes.axvline(0, color=_INK, linewidth=0.8, linestyle="dotted")
     axes.set_yscale("log")
     axes.set_title(title, fontsize=9, color=_INK, loc="left")
-    axes.set_xlabel(f"frames since the change ({numbers['frame_skip']} steps each)", color=_INK)
+    axes.set_xlabel(f"frames since the change ({numbers['frame_skip']} steps each); median, quartiles", color=_INK)
     _plain(axes, "y")
 
 
@@ -76,7 +90,7 @@ def _areas(axes: Axes, numbers: dict[str, Any], colours: dict[str, str]) -> None
         error = [[max(0.0, area - low)], [max(0.0, high - area)]]
         axes.plot([test["difference_auroc"], area], [place, place], color=_FAINT, linewidth=2, zorder=1)
         axes.errorbar(area, place, xerr=error, color=colour, marker="o", markersize=5, capsize=2, elinewidth=1)
-        hollow = {"markerfacecolor": "white", "markeredgecolor": colour, "zorder": 3}
+        hollow: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": colour, "zorder": 3}
         axes.plot(test["difference_auroc"], place, marker="o", markersize=5, linestyle="none", **hollow)
     axes.axvline(0.5, color=_INK, linewidth=0.8, linestyle="dotted")
     axes.set_yticks(range(len(tests)), [test["name"] for test in tests])
@@ -87,7 +101,7 @@ def _areas(axes: Axes, numbers: dict[str, Any], colours: dict[str, str]) -> None
     _plain(axes, "x")
 
 
-def _plain(axes: Axes, grid: str) -> None:
+def _plain(axes: Axes, grid: Literal["x", "y"]) -> None:
     axes.grid(axis=grid, color=_FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-
-import tyro
+from typing import TYPE_CHECKING
 
 from lewm.cli.frame import console, parse, say
 from lewm.cli.progress import progress_bar
 from lewm.cli.understand.common import SubjectArgs, show
 
+if TYPE_CHECKING:
+    from lewm.understand.subject import Subject
+
 
 @dataclass(frozen=True, kw_only=True)
 class SurpriseArgs(SubjectArgs):
-    """Live through held-out episodes again, with one thing changed: is the model surprised, and more than a difference?"""
+    """Live through held-out episodes again, each time with one thing changed: does the model notice?"""
 
     trajectories: int = 40  # Episodes that are lived through, each with every change of its world.
     before: int = 3  # Scored frames before the changed one.
     after: int = 5  # Scored frames after it.
-    episodes: int = 80  # Without --data: how many held-out episodes are collected; too short ones are passed over.
-    demos: Path | None = None  # Without --data, for Push-T: the demonstrations whose held-out ones are replayed.
+    episodes: int = 80  # To collect, without --data, as OUT/episodes.h5; those that are too short are passed over.
+    demos: Path | None = None  # Demonstrations for these episodes to replay (Push-T).
 
 
 def run(arguments: list[str]) -> None:
     """Measure, print and write."""
-    args = parse(tyro.conf.configure(tyro.conf.FlagConversionOff)(SurpriseArgs), arguments, "understand surprise")
+    args = parse(SurpriseArgs, arguments, "understand surprise")
     from lewm.understand.findings import check_outputs, read_findings, write_findings
     from lewm.understand.subject import model_folder, open_episodes, open_subject
-    from lewm.understand.surprise import ROWS, VERB, SurpriseSettings, asked_of, surprise
+    from lewm.understand.surprise import ROWS, VERB, SurpriseSettings, asked_of, check_subject, surprise
 
     settings = SurpriseSettings(args.trajectories, args.before, args.after, args.seed)
     folder = args.folder
     check_outputs(folder, VERB, [model_folder(args.checkpoint), *([args.data] if args.data else [])])
     subject = open_subject(args.checkpoint, args.device)
+    check_subject(subject)
     with open_episodes(args.data or _collected(args, subject), subject) as store:
         known = read_findings(folder, VERB, asked_of(subject, store, settings))
         if known is not None and (folder / ROWS).is_file():
@@ -46,3 +49,12 @@ def run(arguments: list[str]) -> None:
 
     write_findings(folder, findings, draw)
     show(findings, folder)
+
+
+def _collected(args: SurpriseArgs, subject: Subject) -> Path:
+    """Held-out episodes of the model's world."""
+    from lewm.understand.episodes import held_out_episodes
+
+    with progress_bar(console, "collect") as on_progress:
+        path = args.folder / "episodes.h5"
+        return held_out_episodes(subject, path, args.episodes, args.seed, args.demos, on_progress)
