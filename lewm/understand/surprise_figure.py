@@ -26,8 +26,9 @@ def draw(findings: Findings) -> Figure:
     with matplotlib.rc_context(_STYLE):
         figure = Figure((10.5, 3.9), layout="constrained")
         error, difference, areas = figure.subplots(1, 3, width_ratios=(1, 1, 1.15))
-        _curves(error, numbers, "error", colours, "prediction error, squared")
-        _curves(difference, numbers, "difference", colours, "difference of successive embeddings, squared")
+        _curves(error, numbers, "error", colours, "squared prediction error (median, quartiles)")
+        _curves(difference, numbers, "difference", colours, "squared change of the embedding")
+        difference.sharey(error)
         _areas(areas, numbers, colours)
         handles, labels = error.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
@@ -78,7 +79,7 @@ def _curves(axes: Axes, numbers: dict[str, Any], quantity: str, colours: dict[st
     axes.axvline(0, color=_INK, linewidth=0.8, linestyle="dotted")
     axes.set_yscale("log")
     axes.set_title(title, fontsize=9, color=_INK, loc="left")
-    axes.set_xlabel(f"frames since the change ({numbers['frame_skip']} steps each); median, quartiles", color=_INK)
+    axes.set_xlabel(f"frames since the change ({numbers['frame_skip']} steps each)", color=_INK)
     _plain(axes, "y")
 
 
