@@ -1,13 +1,14 @@
 """Thresholds of a ``SurpriseMonitor``: how large an error may be before it is called an alarm.
 
 Errors of normal data are heavy-tailed, and those of one episode resemble each other. So nothing is assumed of their
-distribution, and episodes are never divided: some are calibrated on, and the others count the false alarms.
+distribution, and episodes are never divided: all of them set the threshold, and false alarms are counted fold by fold,
+on a fifth of the episodes with a threshold of the other four.
 
     per step       threshold = the ⌈(N + 1)(1 − α)⌉-th smallest of the N errors of all episodes
     per episode    threshold = the ⌈(n + 1)(1 − α)⌉-th smallest of the n largest errors, one of each episode
 
 The second is split conformal prediction: an episode of the same kind alarms at all with at most the probability α. The
-first gives α on average, whichever episodes one happens to calibrate on; how near to it one is, the others tell.
+first gives α on average over the episodes that one happens to have; how near to it one is, the interval tells.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from lewm.types import Array
 
 Per = Literal["step", "episode"]
 VERSION = 1
-CHECKED = 3  # one episode of so many counts false alarms, the others set the threshold
-LEAST_EPISODES = 12
+FOLDS = 5  # parts of the episodes, on each of which false alarms are counted with a threshold of the others
+LEAST_EPISODES = 10
 _SPLIT = 34  # what the random stream is for
 CALIBRATION = Kind("a monitor's calibration", (".json",), lambda head: b'"false_alarms"' in head)
 
 
 @dataclass(frozen=True)
 class AlarmRate:
-    """How often there was a false alarm on episodes that the threshold has not seen. interval: 95 %.
+    """How often there was a false alarm on episodes that its threshold had not seen. interval: 95 %.
 
     count: steps or episodes.  effective: as how many independent ones they count, since alarms come in groups.
     """
@@ -65,7 +66,7 @@ class Calibration:
     """A threshold, and what it is worth. It holds for one model, and for data like that which it was made of.
 
     model: digest of all that the model is.  every: environment steps between two frames that are looked at.
-    false_alarms, per: what was asked for.  episodes, checked: that set the threshold, and that counted false alarms.
+    false_alarms, per: what was asked for.  episodes: that were long enough to be scored.
     steps: the median of scored steps of an episode, on which the rate by episode depends.
     by_step, by_episode: the rates that were counted.
     """
@@ -76,15 +77,15 @@ class Calibration:
     per: Per
     threshold: float
     episodes: int
-    checked: int
     steps: int
     by_step: AlarmRate
     by_episode: AlarmRate
 
     def __str__(self) -> str:
         asked = f"{100 * self.false_alarms:g} % of {self.per}s"
-        seen = f"counted on {self.checked} other episodes of {self.steps} scored steps: {self.by_step} of steps"
-        return f"Threshold {self.threshold:.4g} for {asked}; {seen}, {self.by_episode} of episodes."
+        counted = f"counted on {self.episodes} episodes of {self.steps} scored steps, each unseen by its threshold"
+        rates = f"{self.by_step} of steps, {self.by_episode} of episodes"
+        return f"Threshold {self.threshold:.4g} for {asked}; {counted}: {rates}."
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
@@ -127,13 +128,18 @@ def calibrated(
         problem = f"A calibration takes {LEAST_EPISODES} episodes or more that are long enough to be scored"
         raise DataError(f"{problem}, got {len(scored)} of {len(scores)}. Give more normal data.")
     shuffled = stream(seed, _SPLIT).permutation(len(scored)).tolist()
-    first = max(1, len(scored) // CHECKED)
-    fitted, checked = ([scored[number] for number in part] for part in (shuffled[first:], shuffled[:first]))
-    threshold = threshold_for(fitted, false_alarms, per)
-    by_step, by_episode = count_alarms(checked, threshold)
-    steps = int(np.median([len(each) for each in scored]))
-    sizes = len(fitted), len(checked), steps
-    return Calibration(model, every, false_alarms, per, threshold, *sizes, by_step, by_episode)
+    alarms = np.zeros(len(scored), np.int64)
+    for fold in range(FOLDS):
+        apart = set(shuffled[fold::FOLDS])
+        threshold = threshold_for(
+            [each for number, each in enumerate(scored) if number not in apart], false_alarms, per
+        )
+        for number in apart:
+            alarms[number] = (scored[number] > threshold).sum()
+    threshold = threshold_for(scored, false_alarms, per)
+    lengths = np.array([len(each) for each in scored])
+    sizes = len(scored), int(np.median(lengths))
+    return Calibration(model, every, false_alarms, per, threshold, *sizes, *alarm_rates(alarms, lengths))
 
 
 def check_asked(false_alarms: float, per: str) -> None:
@@ -149,18 +155,23 @@ def threshold_for(scores: Sequence[Array], false_alarms: float, per: Per) -> flo
     values = np.sort(np.concatenate(scores) if per == "step" else [each.max() for each in scores])
     rank = math.ceil((len(values) + 1) * (1 - false_alarms) - 1e-9)
     if rank > len(values):
-        needed = math.ceil((1 / false_alarms - 1) * CHECKED / (CHECKED - 1))
+        needed = math.ceil((1 / false_alarms - 1) * FOLDS / (FOLDS - 1)) + 1
         problem = f"False alarms in {100 * false_alarms:g} % of {per}s take {needed} or more of them to calibrate on"
-        raise DataError(f"{problem}; two thirds of yours are {len(values)}. Give more data, or allow more alarms.")
+        raise DataError(f"{problem}; four fifths of yours are {len(values)}. Give more data, or allow more alarms.")
     return float(values[rank - 1])
 
 
-def count_alarms(scores: Sequence[Array], threshold: float) -> tuple[AlarmRate, AlarmRate]:
-    """The rates of alarms by step and by episode, of errors (steps,) of each episode."""
-    alarms = np.array([int((each > threshold).sum()) for each in scores])
-    steps = np.array([len(each) for each in scores])
+def alarm_rates(alarms: Array, steps: Array) -> tuple[AlarmRate, AlarmRate]:
+    """By step and by episode, of the alarms in each of E episodes, and their scored steps, int (E,) both."""
     by_step = AlarmRate(int(alarms.sum()), int(steps.sum()), _effective(alarms, steps))
-    return by_step, AlarmRate(int((alarms > 0).sum()), len(scores), len(scores))
+    return by_step, AlarmRate(int((alarms > 0).sum()), len(steps), len(steps))
+
+
+def count_alarms(scores: Sequence[Array], threshold: float) -> tuple[AlarmRate, AlarmRate]:
+    """The same of errors (steps,) of each episode."""
+    counted = [((each > threshold).sum(), len(each)) for each in scores if len(each)]
+    alarms, steps = np.array(counted, np.int64).reshape(-1, 2).T
+    return alarm_rates(alarms, steps)
 
 
 def _effective(alarms: Array, steps: Array) -> int:

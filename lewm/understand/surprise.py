@@ -12,7 +12,7 @@ A large jump shows in both. A small one hides among the changes that actions mak
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from lewm.evaluate.stats import holm
 from lewm.files import json_digest, only_writer
 from lewm.rng import stream
 from lewm.types import Array, ProgressCallback
-from lewm.understand.episodes import another_kind
 from lewm.understand.findings import Findings
 from lewm.understand.foresight import Foresight, squared_distance
 from lewm.understand.subject import Subject, question
@@ -111,9 +110,7 @@ def surprise(
             rows = _live(subject, store, settings, excerpt, changes, foresight, journal, on_progress)
         write_rows(out / ROWS, rows)
         journal.remove()
-    findings = found(subject, asked, rows, changes, excerpt, foresight.history, settings)
-    remark = another_kind(subject, store)
-    return findings if remark is None else replace(findings, sentences=(*findings.sentences, remark))
+    return found(subject, asked, rows, changes, excerpt, foresight.history, settings)
 
 
 def check_subject(subject: Subject) -> tuple[Change, ...]:

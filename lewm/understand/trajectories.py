@@ -248,7 +248,7 @@ def matched(
     changes: Sequence[Change],
     seed: int,
 ) -> Matched | None:
-    """One episode with every change, at the same frame; None if the changes find no room in it.
+    """One episode with every change, at the same frame; None if the changes find no room in it, or do not show.
 
     states: as ``recorded_states`` gives them.  All is a pure function of the dataset, the episode and the seed.
     """
@@ -269,5 +269,11 @@ def matched(
             named = {UNDISTURBED: None} | {change.name: what for change, what in zip(changes, planned, strict=True)}
             lived = {name: replay(env, states[row], actions, excerpt.frame_skip, what) for name, what in named.items()}
             seen = {name: frames for name, (_, frames) in lived.items()}
-            return Matched(episode, row, actions, seen, {name: each for name, (each, _) in lived.items()})
+            if all(_shows(seen, change, excerpt.changed) for change in changes):
+                return Matched(episode, row, actions, seen, {name: each for name, (each, _) in lived.items()})
     return None
+
+
+def _shows(frames: dict[str, Array], change: Change, changed: int) -> bool:
+    """Whether anybody could see it: an object may be hidden behind another. A near one may be less than a pixel."""
+    return change.kind == "near" or not np.array_equal(frames[change.name][changed], frames[UNDISTURBED][changed])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ class SurpriseArgs(SubjectArgs):
 def run(arguments: list[str]) -> None:
     """Measure, print and write."""
     args = parse(SurpriseArgs, arguments, "understand surprise")
+    from lewm.understand.episodes import another_kind
     from lewm.understand.findings import check_outputs, read_findings, write_findings
     from lewm.understand.subject import model_folder, open_episodes, open_subject
     from lewm.understand.surprise import ROWS, VERB, SurpriseSettings, asked_of, check_subject, surprise
@@ -45,6 +46,8 @@ def run(arguments: list[str]) -> None:
             return
         with progress_bar(console, "trajectories") as on_progress:
             findings = surprise(subject, store, settings, folder, on_progress)
+        remark = another_kind(subject, store)
+        findings = replace(findings, sentences=(*findings.sentences, *([remark] if remark else [])))
     from lewm.understand.surprise_figure import draw  # matplotlib takes its time
 
     write_findings(folder, findings, draw)
