@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from ruler import Ruler, RulerConfig, episodes
 
+from lewm import cli
 from lewm.data.store import EpisodeStore
-from lewm.envs.registry import env_entry
+from lewm.envs.registry import env_entry, env_type
 from lewm.errors import ConfigError, DataError
 from lewm.methods.files import identity
 from lewm.presets import preset
@@ -24,6 +25,7 @@ from lewm.understand.surprise_figure import draw
 from lewm.understand.surprise_rows import read_rows
 from lewm.understand.trajectories import CHANGES, UNDISTURBED
 
+KINDS = ("json", "md", "png")
 SETTINGS = SurpriseSettings(trajectories=8, before=2, after=2)
 
 
@@ -157,3 +159,36 @@ def test_a_trained_model_from_its_files(debug_run: Path, data: Path, tmp_path: P
         subject = open_subject(debug_run, "cpu")
         findings = surprise(subject, store, replace(SETTINGS, trajectories=2), tmp_path)
     assert findings.question["model"] == subject.digest
+
+
+def test_the_command_collects_measures_and_does_not_ask_twice(
+    debug_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "found"
+    command = ["understand", "surprise", str(debug_run), "--out", str(out), "--trajectories", "2", "--episodes", "8"]
+    command += ["--before", "1", "--after", "1", "--device", "cpu"]
+    assert cli.run(command) == 0
+    assert "Surprise at the changed frame, 2 matched trajectories" in " ".join(capsys.readouterr().out.split())
+    assert {path.name for path in out.iterdir()} == {"episodes.h5", ROWS, *(f"surprise.{kind}" for kind in KINDS)}
+    monkeypatch.setattr(module, "matched", None)  # nothing is lived through again
+    before = (out / "surprise.json").stat().st_mtime_ns
+    assert cli.run(command) == 0
+    assert "nothing is computed again" in capsys.readouterr().out
+    assert (out / "surprise.json").stat().st_mtime_ns == before
+
+
+def test_the_command_refuses_in_one_sentence(
+    debug_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: str) -> str:
+        assert cli.run(["understand", "surprise", str(debug_run), "--out", str(tmp_path / "out"), *arguments]) == 1
+        said = capsys.readouterr()
+        assert said.err.startswith("Error: ")
+        assert "Traceback" not in said.err
+        assert not (tmp_path / "out").exists()
+        return " ".join(said.err.split())
+
+    assert "trajectories must be at least 2, got 1" in refused("--trajectories", "1")
+    assert "no.h5" in refused("--data", str(tmp_path / "no.h5"))
+    monkeypatch.setattr(env_type("tworoom"), "objects", ())
+    assert "tworoom has no objects" in refused()
