@@ -11,7 +11,6 @@ from ruler import episodes
 from lewm.config import CollectConfig
 from lewm.data.collect import collect
 from lewm.data.store import EpisodeStore
-from lewm.envs.base import WorldEnv
 from lewm.envs.registry import env_entry, env_type, make_env
 from lewm.errors import ConfigError, DataError
 from lewm.understand import trajectories
@@ -30,29 +29,28 @@ from lewm.understand.trajectories import (
 EXCERPT = Excerpt(frame_skip=5, blocks=4, changed=2)
 STEP = EXCERPT.frame_skip * EXCERPT.changed
 every_world = pytest.mark.parametrize("world", ["tworoom", "pusht", "reacher", "cube"])
-_lived: dict[str, tuple[WorldEnv, Matched]] = {}
+_lived: dict[str, Matched] = {}
 
 
-def lived(world: str, folder: Path) -> tuple[WorldEnv, Matched]:
-    """One episode of a world with all its changes, and the world."""
+def lived(world: str, folder: Path) -> Matched:
+    """One episode of a world with all its changes."""
     if world not in _lived:
         if world in ("reacher", "cube"):
             pytest.importorskip("mujoco")
         collect(world, folder / f"{world}.h5", CollectConfig(1, resolution=28, workers=1))
-        env = make_env(world, 28)
-        with EpisodeStore(folder / f"{world}.h5") as store:
-            found = matched(env, store, recorded_states(store, env), 0, EXCERPT, CHANGES[world], seed=0)
-            assert found is not None
-            again = matched(env, store, recorded_states(store, env), 0, EXCERPT, CHANGES[world], seed=0)
+        with EpisodeStore(folder / f"{world}.h5") as store, trajectories.simulator(env_entry(world), 28) as env:
+            states = recorded_states(store, env)
+            found, again = (matched(env, store, states, 0, EXCERPT, CHANGES[world], seed=0) for _ in range(2))
+        assert found is not None
         assert again is not None
         assert all(np.array_equal(found.frames[name], again.frames[name]) for name in found.frames)
-        _lived[world] = env, found
+        _lived[world] = found
     return _lived[world]
 
 
 @every_world
 def test_trajectories_are_equal_until_the_change_and_differ_at_it(world: str, tmp_path: Path) -> None:
-    _, found = lived(world, tmp_path)
+    found = lived(world, tmp_path)
     plain = found.frames[UNDISTURBED]
     assert plain.shape == (EXCERPT.blocks + 1, 28, 28, 3)
     for change in CHANGES[world]:
@@ -67,13 +65,13 @@ def test_trajectories_are_equal_until_the_change_and_differ_at_it(world: str, tm
 
 @every_world
 def test_objects_are_moved_by_what_the_table_says_and_nothing_else_is(world: str, tmp_path: Path) -> None:
-    env, found = lived(world, tmp_path)
+    found, names = lived(world, tmp_path), env_type(world).state_names
     plain = found.states[UNDISTURBED][STEP]
     for change in CHANGES[world]:
         if change.kind == "colour":
             continue
         moved = found.states[change.name][STEP]
-        places = [env.state_names.index(name) for name in change.place]
+        places = [names.index(name) for name in change.place]
         assert np.linalg.norm(moved[places] - plain[places]) == pytest.approx(change.distance, rel=1e-6)
         others = np.setdiff1d(np.arange(len(plain)), places)
         np.testing.assert_allclose(moved[others], plain[others], atol=1e-9)
