@@ -195,6 +195,8 @@ def _rows(lived: Matched, excerpt: Excerpt, foresight: Foresight, changes: Seque
             z_ND = plain.clone()
             z_ND[excerpt.changed :] = foresight.embed(frames[excerpt.changed :])
         errors = foresight.errors(z_ND, lived.actions, excerpt.frame_skip)
+        if not np.isfinite(errors).all():
+            raise DataError(f"The model's errors in episode {lived.episode} are not finite. Check its weights.")
         first = len(z_ND) - len(errors)
         differences = squared_distance(z_ND[first:], z_ND[first - 1 : -1])
         for number, (error, difference) in enumerate(zip(errors.tolist(), differences.tolist(), strict=True), first):
@@ -300,7 +302,7 @@ def _interval(positive: Array, negative: Array, rng: np.random.Generator) -> tup
 
 
 def _table(tests: Sequence[Test], count: int) -> Table:
-    header = ("change", "error undisturbed", "error changed", "p", "p (Holm)", "d", "AUROC", "AUROC of difference")
+    header = ("change", "error", "changed", "p", "p (Holm)", "d", "AUROC", "of difference")
     rows = tuple(
         (
             test.name,
@@ -328,13 +330,13 @@ def _sentences(
     frames = f"{history} real frames" if history > 1 else "one real frame"
     yield (
         f"Error: squared distance of the next embedding from the one that was predicted from {frames} and the executed "
-        f"actions, one block of {excerpt.frame_skip} steps ahead. Medians over trajectories."
+        f"actions, one block of {excerpt.frame_skip} steps ahead. Medians over trajectories, undisturbed and changed."
     )
     yield (
         "p: paired t-test on the logarithms of errors; d: Cohen's effect size of the pairs. AUROC: how often a changed "
         "frame has the larger error than an undisturbed one, with 95 % by bootstrap over trajectories."
     )
-    yield "AUROC of difference: the same for the plain change of the embedding from one frame to the next."
+    yield "Of difference: the AUROC of the plain change of the embedding from one frame to the next."
     if count < settings.trajectories:
         yield f"Only {count} of the {settings.trajectories} trajectories: other episodes are too short or lack room."
     if any(test.p is None for test in tests):
