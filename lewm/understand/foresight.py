@@ -40,6 +40,8 @@ class Foresight:
         if model.proprio_dim:
             problem = "reads what the agent senses of itself, which is not given here"
             raise ConfigError(f"This model of the method {name!r} {problem}. Take one that was trained without.")
+        if model.training:  # BatchNorm and dropout would make every answer another
+            raise ConfigError("The model is in training mode. Call model.eval() first, or take it from lewm.load.")
         self.history, self.frame_skip, self.action_dim = model.history, model.frame_skip, model.action_dim
         self.image_size, self.device = model.image_size, model.device
         self._normalise = model.normalise_actions

@@ -25,6 +25,7 @@ from lewm.evaluate.stats import holm
 from lewm.files import json_digest, only_writer
 from lewm.rng import stream
 from lewm.types import Array, ProgressCallback
+from lewm.understand.extra import extra
 from lewm.understand.findings import Findings
 from lewm.understand.foresight import Foresight, squared_distance
 from lewm.understand.subject import Subject, question
@@ -101,6 +102,7 @@ def surprise(
     """
     settings = settings or SurpriseSettings()
     changes, foresight = check_subject(subject), Foresight(subject.model)
+    extra("scipy.stats")  # its absence is said now, not after the work
     excerpt = _excerpt(foresight, settings)
     asked = asked_of(subject, store, settings)
     with only_writer(
@@ -274,14 +276,12 @@ def compare(
 
 def _paired(changed: Array, plain: Array) -> tuple[float | None, float | None]:
     """p and Cohen's d of the paired logarithms, (trajectories,) each; None where all differ by the same."""
-    from scipy.stats import ttest_rel
-
     logs = [np.log(np.maximum(values, LEAST_ERROR)) for values in (changed, plain)]
     difference = logs[0] - logs[1]
     spread = float(difference.std(ddof=1))
     if spread < 1e-9 * max(1.0, float(np.abs(difference).max())):
         return None, None
-    return float(ttest_rel(*logs).pvalue), float(difference.mean() / spread)
+    return float(extra("scipy.stats").ttest_rel(*logs).pvalue), float(difference.mean() / spread)
 
 
 def auroc(positive: Array, negative: Array) -> float:

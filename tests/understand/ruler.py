@@ -44,6 +44,7 @@ class Ruler(Method):
         stats = ActionStats((0.1, -0.2), (0.5, 2.0))
         super().__init__(settings or RulerConfig(), facts or DataFacts(stats, environment="lewm/TwoRoom-v0"))
         self.scale = torch.nn.Parameter(torch.ones(()))
+        self.eval()
 
     def losses(self, batch: Batch, draws: dict[str, torch.Tensor], peers: Peers) -> Losses:
         raise NotImplementedError

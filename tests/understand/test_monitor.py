@@ -231,6 +231,8 @@ def test_what_does_not_fit_is_refused() -> None:
     actor = preset("debug", "gcbc").method.build(DataFacts())
     with pytest.raises(ConfigError, match="'gcbc' predicts no frames"):
         lewm.SurpriseMonitor(actor)
+    with pytest.raises(ConfigError, match="in training mode"):
+        lewm.SurpriseMonitor(Ruler().train())
 
 
 def test_a_dataset_with_too_few_frames_says_what_fits(tmp_path: Path) -> None:
