@@ -91,8 +91,8 @@ def _areas(axes: Axes, numbers: dict[str, Any], colours: dict[str, str]) -> None
         error = [[max(0.0, area - low)], [max(0.0, high - area)]]
         axes.plot([test["difference_auroc"], area], [place, place], color=_FAINT, linewidth=2, zorder=1)
         axes.errorbar(area, place, xerr=error, color=colour, marker="o", markersize=5, capsize=2, elinewidth=1)
-        hollow: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": colour, "zorder": 3}
-        axes.plot(test["difference_auroc"], place, marker="o", markersize=5, linestyle="none", **hollow)
+        hollow: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": colour, "zorder": 1.5}
+        axes.plot(test["difference_auroc"], place, marker="o", markersize=7, linestyle="none", **hollow)
     axes.axvline(0.5, color=_INK, linewidth=0.8, linestyle="dotted")
     axes.set_yticks(range(len(tests)), [test["name"] for test in tests])
     axes.set_ylim(-0.6, len(tests) - 0.4)
