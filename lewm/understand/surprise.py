@@ -22,7 +22,7 @@ from lewm.data.store import EpisodeStore
 from lewm.errors import ConfigError, DataError
 from lewm.evaluate.comparison_tables import NONE, Table
 from lewm.evaluate.stats import holm
-from lewm.files import json_digest, only_writer
+from lewm.files import json_digest, leaving_no_empty_folders, only_writer
 from lewm.rng import stream
 from lewm.types import Array, ProgressCallback
 from lewm.understand.extra import extra
@@ -105,9 +105,8 @@ def surprise(
     extra("scipy.stats")  # its absence is said now, not after the work
     excerpt = _excerpt(foresight, settings)
     asked = asked_of(subject, store, settings)
-    with only_writer(
-        out / f".{VERB}.lock", f"Another process measures surprise in {out}. Wait, or take another --out."
-    ):
+    busy = f"Another process measures surprise in {out}. Wait, or take another --out."
+    with leaving_no_empty_folders(out), only_writer(out / f".{VERB}.lock", busy):
         with RowJournal(_journal(out, asked), _rows_of_one(excerpt, foresight, changes)) as journal:
             rows = _live(subject, store, settings, excerpt, changes, foresight, journal, on_progress)
         write_rows(out / ROWS, rows)

@@ -70,7 +70,8 @@ class Change:
             direction = rng.normal(size=self.free)
             moved = state.copy()
             moved[places[: self.free]] += self.distance * direction / np.linalg.norm(direction)
-            if self.fits(moved):
+            possible = (moved >= env.state_space.low).all() and (moved <= env.state_space.high).all()
+            if possible and self.fits(moved):
                 return Intervention(step, self.object, position=tuple(moved[places].tolist()))
         return None
 

@@ -12,7 +12,7 @@ from ruler import Ruler, RulerConfig, episodes
 
 from lewm import cli
 from lewm.data.store import EpisodeStore
-from lewm.envs.registry import env_entry, env_type
+from lewm.envs.registry import ENTRIES, env_entry, env_type
 from lewm.errors import ConfigError, DataError
 from lewm.methods.files import identity
 from lewm.presets import preset
@@ -23,7 +23,7 @@ from lewm.understand.subject import Subject, open_subject
 from lewm.understand.surprise import ROWS, SurpriseSettings, auroc, compare, surprise
 from lewm.understand.surprise_figure import draw
 from lewm.understand.surprise_rows import read_rows
-from lewm.understand.trajectories import CHANGES, UNDISTURBED
+from lewm.understand.trajectories import CHANGES, UNDISTURBED, moves, register_changes
 
 KINDS = ("json", "md", "png")
 SETTINGS = SurpriseSettings(trajectories=8, before=2, after=2)
@@ -133,10 +133,25 @@ def test_what_cannot_be_asked_is_refused(data: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="'gcbc' predicts no frames"):
             surprise(subject_of(actor), store, SETTINGS, tmp_path)
         with pytest.raises(DataError, match=r"has 0\. Collect more"):
-            surprise(subject_of(Ruler()), store, replace(SETTINGS, after=500), tmp_path)
+            surprise(subject_of(Ruler()), store, replace(SETTINGS, after=500), tmp_path / "new")
     with pytest.raises(ConfigError, match="trajectories must be at least 2, got 1"):
         SurpriseSettings(trajectories=1)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_world_of_ones_own_changes_colours_until_it_says_more(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENTRIES, "mine", replace(env_entry("tworoom"), name="mine", gym_id="mine/Room-v0"))
+    subject = subject_of(Ruler(), "mine")
+    with EpisodeStore(data) as store:
+        findings = surprise(subject, store, SETTINGS, tmp_path / "colours")
+        assert [test["name"] for test in findings.numbers["tests"]] == ["agent: colour"]
+        assert any("register_changes" in sentence for sentence in findings.sentences)
+        monkeypatch.setitem(CHANGES, "mine", ())  # so that it goes again
+        register_changes("mine", moves("agent", ("agent_x", "agent_y"), "px", 60.0, (), free=1))
+        findings = surprise(subject, store, SETTINGS, tmp_path / "moves")
+    assert [test["name"] for test in findings.numbers["tests"]] == ["agent: 60 px"]
 
 
 def test_fewer_trajectories_than_asked_for_are_said(data: Path, tmp_path: Path) -> None:
