@@ -163,10 +163,12 @@ def test_fewer_trajectories_than_asked_for_are_said(data: Path, tmp_path: Path) 
 def test_every_world_model_can_be_asked(method: str, data: Path, tmp_path: Path) -> None:
     stats = ActionStats((0.0, 0.0), (1.0, 1.0))
     settings = preset("debug", method).method
-    model = settings.build(DataFacts(stats, environment="lewm/TwoRoom-v0")).eval()
-    with EpisodeStore(data) as store:
-        findings = surprise(subject_of(model), store, replace(SETTINGS, trajectories=2), tmp_path)
-    assert findings.numbers["trajectories"] == 2
+    model = settings.build(DataFacts(stats, environment="lewm/TwoRoom-v0")).save_pretrained(tmp_path / "model")
+    command = ["understand", "surprise", str(model), "--data", str(data), "--out", str(tmp_path / "out")]
+    assert cli.run([*command, "--trajectories", "2", "--device", "cpu"]) == 0
+    found = read_findings(tmp_path / "out", "surprise")
+    assert found is not None
+    assert found.numbers["trajectories"] == 2
 
 
 def test_a_trained_model_from_its_files(debug_run: Path, data: Path, tmp_path: Path) -> None:
