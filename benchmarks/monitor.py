@@ -9,6 +9,7 @@ slows one down. Processor time is that of the calling thread, which is all of it
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import numpy as np
 import torch
@@ -37,11 +38,17 @@ def milliseconds(monitor: SurpriseMonitor, size: int, action_dim: int, steps: in
     return 1e3 * float(wall), 1e3 * float(processor)
 
 
-def main(models: tuple[str, ...], device: str = "cpu", rounds: int = 8, steps: int = 60) -> None:
+def main(
+    models: tuple[str, ...],
+    device: str = "cpu",
+    rounds: int = 8,
+    steps: int = 60,
+    precision: Literal["float32", "bf16"] = "float32",
+) -> None:
     """Print a line for each model: milliseconds a step."""
     torch.set_num_threads(1)
     loaded = {name: lewm.load(name, device) for name in models}
-    monitors = {name: SurpriseMonitor(model, NEVER) for name, model in loaded.items()}
+    monitors = {name: SurpriseMonitor(model, NEVER, precision=precision) for name, model in loaded.items()}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     for _ in range(rounds):
         for name, model in loaded.items():

@@ -27,13 +27,15 @@ FRAMES_AT_ONCE = 32  # are embedded together; more do not make a CPU faster
 
 
 class Foresight:
-    """A world model's eyes, and its expectations, in float32 on every device.
+    """A world model's eyes, and its expectations.
+
+    precision: of the eyes, "float32" or "bf16", which some processors compute faster; expectations are float32.
 
     Shapes: N frames of an episode, D numbers of an embedding (of tokens: all of them), M windows of T = ``history``
     frames, K steps in a block.
     """
 
-    def __init__(self, model: Method) -> None:
+    def __init__(self, model: Method, precision: str = "float32") -> None:
         name = model.settings.NAME
         if not (hasattr(model, "planning_encoder") and hasattr(model, "planning_rollout")):
             raise ConfigError(f"The method {name!r} predicts no frames, so nothing surprises it. Take a world model.")
@@ -45,7 +47,7 @@ class Foresight:
         self.history, self.frame_skip, self.action_dim = model.history, model.frame_skip, model.action_dim
         self.image_size, self.device = model.image_size, model.device
         self._normalise = model.normalise_actions
-        self._encode = cast(WorldModel, model).planning_encoder("float32")
+        self._encode = cast(WorldModel, model).planning_encoder(precision)
         self._predict = _one_block_ahead(model)
 
     @torch.inference_mode()

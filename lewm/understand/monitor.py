@@ -64,12 +64,20 @@ class SurpriseMonitor:
         threshold: of the squared error; a ``Calibration``, or the file of one; "auto": the last calibration of this
             model on this machine, or the one that ``calibrate`` is going to make.
         every: environment steps between two frames that are looked at; it divides the model's block.
+        precision: in which frames are embedded. "bf16" changes errors by less than a hundredth of their median, and is
+            faster on processors that compute it.
     """
 
     def __init__(
-        self, model: Method, threshold: float | str | Path | Calibration | Literal["auto"] = "auto", every: int = 1
+        self,
+        model: Method,
+        threshold: float | str | Path | Calibration | Literal["auto"] = "auto",
+        every: int = 1,
+        precision: Literal["float32", "bf16"] = "float32",
     ) -> None:
-        self._foresight, self.every = Foresight(model), every
+        if precision not in ("float32", "bf16"):
+            raise ConfigError(f'precision is "float32" or "bf16", got {precision!r}.')
+        self._foresight, self.every = Foresight(model, precision), every
         self._first = first_expected(model.history, model.frame_skip, every)
         self._digest = identity(model)
         self.calibration = self._found(threshold)

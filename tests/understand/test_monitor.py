@@ -140,6 +140,16 @@ def test_the_first_frames_have_no_score_and_others_that_of_the_whole_episode(dat
         np.testing.assert_allclose(scored, next(iter(monitor.scores(data, episodes=1))), rtol=1e-4, atol=1e-4)
 
 
+def test_bf16_gives_nearly_the_same_scores(debug_run: Path, data: Path) -> None:
+    model = lewm.load(debug_run, "cpu")
+    exact, narrow = (
+        next(iter(lewm.SurpriseMonitor(model, 1.0, 5, precision).scores(data, episodes=1)))
+        for precision in ("float32", "bf16")
+    )
+    assert (exact != narrow).any()
+    np.testing.assert_allclose(narrow, exact, rtol=0.1, atol=0.02 * np.median(exact))
+
+
 @pytest.mark.parametrize("method", ["lewm", "pldm", "dino_wm"])
 def test_every_world_model_can_be_monitored(method: str, data: Path) -> None:
     stats = ActionStats((0.0, 0.0), (1.0, 1.0))
@@ -226,6 +236,8 @@ def test_what_does_not_fit_is_refused() -> None:
     for threshold in (0.0, math.inf, -1):
         with pytest.raises(ConfigError, match="positive number"):
             lewm.SurpriseMonitor(Ruler(), threshold=threshold)
+    with pytest.raises(ConfigError, match='precision is "float32" or "bf16"'):
+        lewm.SurpriseMonitor(Ruler(), precision="half")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="every must divide"):
         lewm.SurpriseMonitor(Ruler(), every=2)
     actor = preset("debug", "gcbc").method.build(DataFacts())
