@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lewm.plan.planner import Planner
     from lewm.plan.tuned import tuned_plan
     from lewm.presets import preset
+    from lewm.understand.monitor import SurpriseMonitor
 
 _HOMES = {
     "Agent": "lewm.plan.agent",
@@ -35,6 +36,7 @@ _HOMES = {
     "LeWM": "lewm.methods.lewm",
     "PlanConfig": "lewm.config",
     "Planner": "lewm.plan.planner",
+    "SurpriseMonitor": "lewm.understand.monitor",
     "collect": "lewm.data.collect",
     "load": "lewm.methods.files",
     "make_env": "lewm.envs.registry",
@@ -51,6 +53,7 @@ __all__ = [
     "LeWM",
     "PlanConfig",
     "Planner",
+    "SurpriseMonitor",
     "__version__",
     "collect",
     "load",

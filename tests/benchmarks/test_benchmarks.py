@@ -63,6 +63,11 @@ def test_each_has_a_test():
 # -- speed ---------------------------------------------------------------------------------------------------------
 
 
+def test_monitor(debug_run: Path, benchmark: Benchmark, capsys: pytest.CaptureFixture[str]):
+    benchmark("monitor").main((str(debug_run),), rounds=1, steps=3)
+    assert "ms a step" in capsys.readouterr().out
+
+
 def test_token_plans(run: Run, tmp_path: Path):
     small = ("--device", "cpu", "--tokens", 2, "--samples", 2, "--repeats", 1, "--json", tmp_path / "rows.json")
     assert "difference" in run("token_plans", "--features", 6, "--context", 1, 3, *small)
