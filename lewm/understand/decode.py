@@ -322,7 +322,7 @@ def draw(findings: Findings, strips: list[Strip]) -> Figure:
     strip_height = 0.35 + 3 * (width - 1.2) / steps
     figure, panels = strips_figure(width, [*[strip_height] * len(strips), 2.4])
     for number, (axes, strip) in enumerate(zip(panels[:-1], strips, strict=True)):
-        show_strip(axes, strip, f"Episode {number + 1} of {findings.title.removeprefix('What ')}")
+        show_strip(axes, strip, f"Held-out episode {'ABCDEFGH'[number % 8]}")
     _draw_errors(panels[-1], numbers)
     return figure
 
