@@ -29,7 +29,7 @@ from lewm.data.stats import background
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import batch_indices, split_episodes
 from lewm.errors import CheckpointError, ConfigError, DataError, TrainingError
-from lewm.files import Kind, completing, disk_errors, only_writer
+from lewm.files import Kind, check_output, completing, disk_errors, only_writer
 from lewm.model.decoder import FOREGROUND_WEIGHT, Decoder
 from lewm.rng import derive_seed, stream
 from lewm.train.loop import stop_on_signals
@@ -52,8 +52,8 @@ class DecoderSettings(Checked):
 
     SECTION: ClassVar[str] = "decoder"
 
-    steps: int = 3000  # Optimiser steps.
-    batch_size: int = 64  # Frames per step.
+    steps: int = 2000  # Optimiser steps.
+    batch_size: int = 32  # Frames per step.
     lr: float = 2e-3  # Peak learning rate, after a short warm-up; a cosine brings it down.
     foreground: float = FOREGROUND_WEIGHT  # Weight of pixels that differ from the background; others have 1.
     frames: int = 40_000  # At most so many frames are learned from: they are kept in memory.
@@ -178,6 +178,7 @@ def train_decoder(
     """
     if reason := check_embedding(subject):
         raise ConfigError(f"{subject.source} cannot be decoded: {reason}.")
+    check_output(path, DECODER, [store.path])
     question = {"model": subject.digest, "dataset": store.digest, "settings": to_dict(settings)}
     about = {"version": VERSION, "source": subject.source, **question}
     if path.is_file() and question.items() <= read_about(path).items():

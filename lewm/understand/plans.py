@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,14 +34,14 @@ def imagined_plans(
 
     model: plans and imagines, as ``decoder`` knows its embeddings.  settings: it planned with.
     """
-    with make_env(env_name, model.image_size) as env:
-        low, high = env.action_space.low, env.action_space.high
-        made = [_plans(model, settings, result, (low, high)) for result in results]
-        shown = [
+    with contextlib.closing(make_env(env_name, model.image_size)) as env:
+        bounds = env.action_space.low, env.action_space.high
+        made = [_plans(model, settings, result, bounds) for result in results]
+        pairs = zip(results, made, strict=True)
+        return [
             [_drawn(model, decoder, env.render_states, each, result.states) for each in plans]
-            for result, plans in zip(results, made, strict=True)
+            for result, plans in pairs
         ]
-    return shown
 
 
 def _plans(model: Any, settings: PlanConfig, result: EpisodeResult, bounds: tuple[Array, Array]) -> list[_Made]:

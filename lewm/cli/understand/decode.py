@@ -34,8 +34,8 @@ class DecodeArgs(SubjectArgs):
     blocks: int = 8  # Action blocks to imagine.
     windows: int = 200  # To measure on, of episodes that the decoder has not seen.
     shown: int = 3  # Episodes in the film.
-    steps: int = 3000  # Of the decoder's training.
-    batch: int = 64  # Frames per step.
+    steps: int = 2000  # Of the decoder's training.
+    batch: int = 32  # Frames per step.
     lr: float = 2e-3  # Peak learning rate.
     foreground: float = 30.0  # Weight of pixels that differ from the background, in training.
     frames: int = 40_000  # At most so many are learned from; they are kept in memory.
@@ -83,12 +83,11 @@ def _episodes(args: DecodeArgs, subject: Subject) -> Iterator[Path]:
 def _drawer(args: DecodeArgs, subject: Subject, store: EpisodeStore, training: DecoderSettings) -> Drawer:
     """The decoder, trained now if that is asked for."""
     from lewm.understand.decode import find_drawer
-    from lewm.understand.decoder import DECODER, decoder_place, train_decoder
+    from lewm.understand.decoder import decoder_place, train_decoder
 
     if not args.train:
         return find_drawer(subject, args.folder, args.decoder)
     place = args.decoder or decoder_place(args.folder)
-    check_output(place, DECODER)
     with progress_bar(console, "decoder") as on_progress:
         drawer = train_decoder(subject, store, training, place, on_progress)
     say(f"Decoder: {place}")
