@@ -20,15 +20,18 @@ from safetensors.torch import load_file
 
 from lewm import cli
 from lewm.config import Config, PlanConfig
+from lewm.data.stats import background
 from lewm.data.store import EpisodeStore
+from lewm.data.windows import split_episodes
 from lewm.envs.registry import make_env
 from lewm.errors import CheckpointError, ConfigError, FileError
 from lewm.evaluate.runner import evaluate
 from lewm.methods.lewm import LeWM
 from lewm.model.decoder import Decoder
-from lewm.understand.decode import DecodeSettings, decode, find_drawer
+from lewm.train.loop import train
+from lewm.understand.decode import DecodeSettings, decode, find_drawer, investigate
 from lewm.understand.decode_series import decode_series
-from lewm.understand.decoder import DecoderSettings, decoder_place, load_decoder, train_decoder
+from lewm.understand.decoder import DecoderSettings, decoder_place, held_out, load_decoder, train_decoder
 from lewm.understand.plans import imagined_plans
 from lewm.understand.subject import Subject, open_subject
 
@@ -105,7 +108,9 @@ def test_it_goes_on_with_the_same_bits(subject: Subject, store: EpisodeStore, tm
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from lewm.data.stats import background
 from lewm.data.store import EpisodeStore
+from lewm.data.windows import split_episodes
 from lewm.understand import decoder
 from lewm.understand.subject import open_subject
 
@@ -188,6 +193,35 @@ def test_what_is_shown_is_what_happened(subject: Subject, store: EpisodeStore, t
         tile = np.asarray(film.convert("RGB"), int)[30:190, 10:178]
     red = (tile[..., 0] - tile[..., 2] > 60).sum()
     assert red > 20  # the dot of what happened
+
+
+def test_a_world_without_a_detector_has_its_decibels(subject: Subject, store: EpisodeStore, tmp_path: Path):
+    elsewhere = replace(subject, world=None)
+    drawer = train_decoder(elsewhere, store, SETTINGS, decoder_place(tmp_path))
+    found = decode(elsewhere, store, tmp_path, drawer, DecodeSettings(blocks=100, windows=4))
+    assert "places" not in found.numbers
+    assert len(found.tables) == 1
+    longest = store.lengths[held_out(store)[1]].max()
+    assert len(found.numbers["latent"]) == longest // 5 - 3 < 100  # as many as the longest episode allows
+    assert (tmp_path / "decode.png").is_file()
+    assert investigate(elsewhere, store, tmp_path, 0, True, None).numbers["windows"] <= 50
+
+
+def test_a_model_that_was_trained_with_a_decoder_needs_no_other(
+    debug_config: Config, store: EpisodeStore, tmp_path: Path
+):
+    method = replace(debug_config.method, reconstruction=1.0)  # type: ignore[call-arg]
+    few = replace(debug_config.train, steps=2, calibration_batches=0)
+    train(replace(debug_config, method=method, train=few, out=tmp_path / "run"))
+    logged = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "reconstruction_loss" in logged
+    subject = open_subject(tmp_path / "run", "cpu")
+    drawer = find_drawer(subject, tmp_path / "out")
+    assert drawer.decoder is subject.model.decoder
+    train_ids, _ = split_episodes(store.num_episodes, debug_config.loader.val_fraction)
+    assert np.array_equal(drawer.decoder.background.numpy(), background(store, train_ids))
+    found = decode(subject, store, tmp_path / "out", drawer, DecodeSettings(blocks=1, windows=2))
+    assert any("method.reconstruction" in sentence for sentence in found.sentences)
 
 
 def test_series(debug_run: Path, store: EpisodeStore, tmp_path: Path):
