@@ -27,15 +27,16 @@ from lewm.model.decoder import FOREGROUND_LEVELS
 from lewm.rng import stream
 from lewm.types import Array, Inputs, ProgressCallback
 from lewm.understand.decoder import Drawer, check_embedding, decoder_place, held_out, load_decoder, own_decoder
+from lewm.understand.episodes import another_kind
 from lewm.understand.films import Strip, show_strip, strips_figure, write_film
 from lewm.understand.findings import Findings, read_findings, write_findings
+from lewm.understand.likeness import decibels, place_errors
 from lewm.understand.places import DETECTORS, UNIT, Detector
 from lewm.understand.subject import Subject, question
 
 VERB = "decode"
 FILM = "decode.gif"
 WINDOWS, ENCODED_WINDOWS = 1, 8  # what a random stream is for; windows that are looked at together
-PIXELS = 255.0
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def decode(
     behind = drawer.decoder.background.cpu().numpy()
     numbers = _measure(futures, real, reconstructed, imagined, behind, detector)
     findings = _findings(subject, asked, numbers, drawer, settings, detector)
+    if kind := another_kind(subject, store):
+        findings = replace(findings, sentences=(*findings.sentences, kind))
     write_film(out / FILM, strips)
     write_findings(out, findings, functools.partial(draw, strips=strips[:2]))
     return findings
@@ -202,29 +205,6 @@ def _measure(
         places = {name: place_errors(detector, pictures[name], wanted) for name in names}
         numbers["places"] = {"what": detector.what, "errors": places}
     return numbers
-
-
-def decibels(shown: Array, real: Array) -> list[float]:
-    """Mean peak signal-to-noise ratio by step, of frames uint8 (N, H, R, R, 3)."""
-    found = []
-    for step in range(real.shape[1]):
-        errors = np.subtract(shown[:, step], real[:, step], dtype=np.float32)
-        squares = np.maximum(np.square(errors).mean((1, 2, 3)), 1e-2)  # equal frames: 68 dB
-        found.append(float((10 * np.log10(PIXELS**2 / squares)).mean()))
-    return found
-
-
-def place_errors(detector: Detector, shown: Array, real: Array) -> list[dict[str, float | int | None]]:
-    """How far a thing is from where it really is, by step, in pixels of 224."""
-    found = []
-    for step in range(real.shape[1]):
-        there, here = detector.find(real[:, step]), detector.find(shown[:, step])
-        errors = np.linalg.norm(here - there, axis=1)
-        visible, errors = int(np.isfinite(there).all(1).sum()), errors[np.isfinite(errors)]
-        none = not len(errors)
-        median, most = (None, None) if none else (float(np.median(errors)), float(np.quantile(errors, 0.9)))
-        found.append({"median": median, "p90": most, "found": len(errors), "visible": visible})
-    return found
 
 
 # -- what is said and shown ------------------------------------------------------------------------------------------

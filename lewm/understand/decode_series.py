@@ -21,10 +21,10 @@ from lewm.data.store import EpisodeStore
 from lewm.errors import ConfigError
 from lewm.evaluate.comparison_tables import NONE, Table
 from lewm.types import Array, ProgressCallback
-from lewm.understand.decode import decibels, place_errors
 from lewm.understand.decoder import DecoderSettings, held_out, train_decoder
 from lewm.understand.films import show_grid, strips_figure
 from lewm.understand.findings import Findings, read_findings, write_findings
+from lewm.understand.likeness import decibels, place_errors
 from lewm.understand.places import DETECTORS, UNIT
 from lewm.understand.subject import Subject, open_subject, question
 

@@ -245,6 +245,10 @@ def test_series(debug_run: Path, store: EpisodeStore, tmp_path: Path):
     assert (out / "series" / "step_0000002.safetensors").is_file()
     with Image.open(out / "decode_series.png") as figure:
         assert min(figure.size) > 200
+    assert (
+        call(run, "--data", store.path, "--out", out, "--series", run, "--steps", 6, "--batch", 8, "--width", 16) == 0
+    )
+    assert not (out / "decode.json").exists()
     again = decode_series(run, store, out, SETTINGS, "cpu", lambda name: pytest.fail(f"{name} was trained already"))
     assert again.numbers == found.numbers
     with pytest.raises(ConfigError, match="holds no checkpoints"):

@@ -28,7 +28,8 @@ class DecodeArgs(SubjectArgs):
 
     train: bool = False  # Train a decoder on frozen embeddings first, unless it is there. An interrupt loses little.
     decoder: Path | None = None  # The decoder's file; None: decoder.safetensors among the findings.
-    series: Path | None = None  # A run: show what each of its checkpoints shows, by a decoder of its own.
+    # A run: what each of its checkpoints shows, by a decoder of its own. Nothing else, without --train or --decoder.
+    series: Path | None = None
     episodes: int = EPISODES  # To collect, without --data, as OUT/episodes.h5.
     demos: Path | None = None  # Demonstrations for these episodes to replay (Push-T).
     blocks: int = 8  # Action blocks to imagine.
@@ -56,10 +57,14 @@ def run(arguments: list[str]) -> None:
     check_outputs(args.folder, decode.VERB, inputs)
     check_output(args.folder / decode.FILM, FILM, inputs)
     subject = open_subject(args.checkpoint, args.device)
+    # Before episodes are collected: whoever has no decoder need not wait for them.
+    drawer = None if args.train or args.series else decode.find_drawer(subject, args.folder, args.decoder)
     with _episodes(args, subject) as path, open_episodes(path, subject) as store:
         if args.series:
             _series(args, store, training)
-        drawer = _drawer(args, subject, store, training)
+            if not (args.train or args.decoder):
+                return
+        drawer = drawer or _drawer(args, subject, store, training)
         with progress_bar(console, "imagine") as on_progress:
             findings = decode.decode(subject, store, args.folder, drawer, settings, on_progress)
     show(findings, args.folder)
