@@ -24,7 +24,7 @@ from lewm.types import Array
 LAYERS, MLP_RATIO = 3, 4
 LARGEST_PATCH, FEWEST_PATCHES = 16, 7  # pixels, and patches along a side: 14 x 14 of 16 pixels at 224, as published
 FOREGROUND_LEVELS = 16  # grey levels by which a pixel differs from the background, and counts more
-FOREGROUND_WEIGHT = 30.0
+FOREGROUND_WEIGHT = 6.0
 FRAMES_AT_ONCE = 64
 
 
@@ -78,10 +78,10 @@ class Decoder(nn.Module):
 
         A pixel that differs from the background in any colour has ``weight`` times the weight of others.
         """
-        wanted_NPC = cut(frames, self.patch).to(torch.int16) - cut(self.background.unsqueeze(0), self.patch)
+        wanted_NPC = cut(frames, self.patch).float() - cut(self.background.unsqueeze(0), self.patch)
         moves_NPp = wanted_NPC.abs().unflatten(-1, (-1, 3)).amax(-1, keepdim=True) > FOREGROUND_LEVELS
         weights_NPp = 1 + (weight - 1) * moves_NPp.float()
-        errors = (self(z_ND) - wanted_NPC.float() / 255).square().unflatten(-1, (-1, 3))
+        errors = (self(z_ND) - wanted_NPC / 255).square().unflatten(-1, (-1, 3))
         return (errors * weights_NPp).sum() / (3 * weights_NPp.sum())
 
 

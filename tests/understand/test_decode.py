@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from lewm import cli
+from lewm.cli.understand.decode import DecodeArgs
 from lewm.config import Config, PlanConfig
 from lewm.data.stats import background
 from lewm.data.store import EpisodeStore
@@ -153,6 +154,13 @@ def call(*arguments: object) -> int:
     return cli.run(["understand", "decode", *map(str, arguments)])
 
 
+def test_options_have_the_defaults_of_what_they_set():
+    args, training, shown = DecodeArgs(checkpoint="any"), DecoderSettings(), DecodeSettings()
+    assert (args.steps, args.batch, args.lr) == (training.steps, training.batch_size, training.lr)
+    assert (args.foreground, args.frames, args.width) == (training.foreground, training.frames, training.width)
+    assert (args.blocks, args.windows, args.shown) == (shown.blocks, shown.windows, shown.shown)
+
+
 def test_strip_film_and_findings(debug_run: Path, debug_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture):
     asked = (debug_run, "--data", debug_config.data, "--out", tmp_path, "--windows", 5, "--blocks", 2)
     assert call(*asked) == 1
@@ -166,7 +174,7 @@ def test_strip_film_and_findings(debug_run: Path, debug_config: Config, tmp_path
     assert numbers["windows"] == 5
     assert len(numbers["latent"]) == len(numbers["decibels"]["imagined"]) == 2
     assert numbers["places"]["what"] == "dot"
-    assert any("30 times" in sentence for sentence in found["sentences"])
+    assert any("6 times" in sentence for sentence in found["sentences"])
     with Image.open(tmp_path / "decode.gif") as film:
         assert film.n_frames == numbers["seen"] + 2
     with Image.open(tmp_path / "decode.png") as figure:
@@ -285,7 +293,12 @@ def test_plans_are_imagined_as_they_were_made(debug_config: Config, debug_model:
 
 
 def test_videos_show_what_plans_imagined(
-    debug_run: Path, subject: Subject, store: EpisodeStore, tmp_path: Path, capsys: pytest.CaptureFixture
+    debug_run: Path,
+    subject: Subject,
+    store: EpisodeStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ):
     place = tmp_path / "decoder.safetensors"
     train_decoder(subject, store, SETTINGS, place)
@@ -297,7 +310,15 @@ def test_videos_show_what_plans_imagined(
         with Image.open(film) as opened:
             return opened.width
 
-    assert width("with", "--decoder", place) > width("without") + 100
+    monkeypatch.chdir(tmp_path)
+    plain = width("without")
+    assert width("with", "--decoder", place) > plain + 100
+    beside = decoder_place(Path("understanding") / debug_run.name)
+    beside.parent.mkdir(parents=True)
+    shutil.copy(place, beside)
+    assert width("beside") > plain + 100
+    train_decoder(with_other_weights(subject, tmp_path / "other"), store, SETTINGS, beside)  # another model's
+    assert width("not_its_own") == plain
     capsys.readouterr()
     assert cli.run(["eval", str(debug_run), "--decoder", str(place)]) == 1
     assert "--videos" in capsys.readouterr().err

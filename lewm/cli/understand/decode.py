@@ -38,7 +38,7 @@ class DecodeArgs(SubjectArgs):
     steps: int = 2000  # Of the decoder's training.
     batch: int = 32  # Frames per step.
     lr: float = 2e-3  # Peak learning rate.
-    foreground: float = 30.0  # Weight of pixels that differ from the background, in training.
+    foreground: float = 6.0  # Weight of pixels that differ from the background, in training.
     frames: int = 40_000  # At most so many are learned from; they are kept in memory.
     width: int | None = None  # Of the decoder; None: 256, or 128 for frames below 112 pixels.
 
