@@ -60,12 +60,14 @@ class DecodeSettings(Checked):
 class _Futures:
     """Windows as they were, and as they were imagined from their first frames.
 
-    frames: uint8 (N, T, R, R, 3).  z, imagined: (N, T, D) and (N, H, D), on the model's device.
+    frames: uint8 (N, T, R, R, 3).  z, imagined: their embeddings (N, T, D), and predicted ones (N, H, D).
+    drawn: from both, one after the other, uint8 (N, T + H, R, R, 3).  All on the CPU.
     """
 
     frames: torch.Tensor
     z: torch.Tensor
     imagined: torch.Tensor
+    drawn: torch.Tensor
 
     @property
     def seen(self) -> int:
@@ -118,9 +120,9 @@ def decode(
     asked = question(VERB, subject, store, to_dict(settings) | {"decoder": drawer.about.get("weights", "own")})
     if (found := read_findings(out, VERB, asked)) and all((out / name).is_file() for name in found.files):
         return found
-    futures, settings = _imagine(subject, store, settings, on_progress)
-    drawn = drawer.decoder.frames(torch.cat([futures.z, futures.imagined], dim=1)).cpu().numpy()
-    real, reconstructed, imagined = futures.frames.numpy(), drawn[:, : futures.z.shape[1]], drawn[:, -settings.blocks :]
+    futures, settings = _imagine(subject, store, drawer, settings, on_progress)
+    real, drawn = futures.frames.numpy(), futures.drawn.numpy()
+    reconstructed, imagined = drawn[:, : real.shape[1]], drawn[:, real.shape[1] :]
     strips = _strips(real, reconstructed, imagined, futures.seen, settings.shown)
     detector = DETECTORS.get(subject.world.name) if subject.world else None
     behind = drawer.decoder.background.cpu().numpy()
@@ -134,9 +136,13 @@ def decode(
 
 
 def _imagine(
-    subject: Subject, store: EpisodeStore, settings: DecodeSettings, on_progress: ProgressCallback | None
+    subject: Subject,
+    store: EpisodeStore,
+    drawer: Drawer,
+    settings: DecodeSettings,
+    on_progress: ProgressCallback | None,
 ) -> tuple[_Futures, DecodeSettings]:
-    """Embed windows of held-out episodes and roll the model out; with the settings as the data allows them."""
+    """Embed windows of held-out episodes, imagine and draw; with the settings as the data allows them."""
     model, (_, ids) = subject.model, held_out(store)
     seen, skip = model.history, model.frame_skip
     longest = int(store.lengths[ids].max()) // skip - seen
@@ -151,11 +157,12 @@ def _imagine(
     for start in range(0, len(order), ENCODED_WINDOWS):
         if on_progress:
             on_progress(start, len(order))
-        parts.append(_future(subject, store, windows, order[start : start + ENCODED_WINDOWS], seen))
+        frames, z, imagined = _future(subject, store, windows, order[start : start + ENCODED_WINDOWS], seen)
+        drawn = drawer.decoder.frames(torch.cat([z, imagined], dim=1))
+        parts.append((frames, z.cpu(), imagined.cpu(), drawn.cpu()))
     if on_progress:
         on_progress(len(order), len(order))
-    frames, z, imagined = (torch.cat(each) for each in zip(*parts, strict=True))
-    return _Futures(frames, z, imagined), replace(settings, windows=len(order))
+    return _Futures(*map(torch.cat, zip(*parts, strict=True))), replace(settings, windows=len(order))
 
 
 @torch.no_grad()
