@@ -72,7 +72,8 @@ def decode_series(
         steps.append(checkpoint.step_of(Path(subject.source)) or 0)
         rows.append(_measured(subject, real, drawn))
         drawings.append(drawn[_shown(len(real))])
-    findings = _findings(subjects[-1], asked, steps, rows, settings)
+    name = f"{run.resolve().name} ({subjects[-1].model.settings.NAME})"
+    findings = _findings(name, asked, steps, rows, settings)
     pictures = np.stack([*drawings, real[_shown(len(real))]])
     write_findings(out, findings, functools.partial(draw, frames=pictures))
     return findings
@@ -97,7 +98,7 @@ def _measured(subject: Subject, real: Array, drawn: Array) -> dict[str, Any]:
 
 
 def _findings(
-    subject: Subject, asked: dict[str, Any], steps: list[int], rows: list[dict[str, Any]], settings: DecoderSettings
+    name: str, asked: dict[str, Any], steps: list[int], rows: list[dict[str, Any]], settings: DecoderSettings
 ) -> Findings:
     header: tuple[str, ...] = ("training step", "reconstructed, dB")
     found = any(row["place"] for row in rows)
@@ -110,7 +111,7 @@ def _findings(
         f"background weigh {settings.foreground:g} times as much as others in training.",
     )
     numbers = {"steps": steps, "rows": rows}
-    title = f"What {subject.name} shows over training"
+    title = f"What {name} shows over training"
     return Findings(VERB, title, asked, (Table("By checkpoint", header, tuple(cells)),), sentences, numbers, {})
 
 
