@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
-from rich import table as rich_table
-from rich.console import Console
-from rich.markup import escape
-from rich.measure import Measurement
 
-from lewm.cli.frame import console, parse, say
+from lewm.cli.frame import parse, print_table, say
 from lewm.files import Kind, check_output, completing, write_json
-
-if TYPE_CHECKING:
-    from lewm.evaluate.comparison_tables import Table
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,7 @@ def run(arguments: list[str]) -> None:
         check_output(path, kind, [entry.path for entry in entries])
     compared = compare(entries, args.by)
     for table in tables(compared):
-        _print(table)
+        print_table(table)
     for sentence in sentences(compared):
         say(sentence)
     if args.markdown:
@@ -68,13 +61,3 @@ def _outputs(args: CompareArgs) -> Iterator[tuple[Path, Kind]]:
 
     places = ((args.markdown, MARKDOWN), (args.json, COMPARISON), (args.figure, FIGURE))
     yield from ((path, kind) for path, kind in places if path)
-
-
-def _print(table: Table) -> None:
-    """As wide as it has to be: a terminal shows lines that are too long better than cells that are cut."""
-    shown = rich_table.Table(*map(escape, table.header), box=None, header_style="bold")
-    for row in table.rows:
-        shown.add_row(*map(escape, row))
-    wanted = Measurement.get(console, console.options.update(width=1000), shown).maximum
-    wide = Console(width=max(console.width, wanted), highlight=False)
-    wide.print(f"[bold]{escape(table.title)}[/]", shown, "", sep="\n")

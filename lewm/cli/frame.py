@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from lewm.errors import ConfigError
 from lewm.retired import advice
 
 if TYPE_CHECKING:
+    from lewm.evaluate.comparison_tables import Table as CellTable
     from lewm.evaluate.stats import Rate
 
 T = TypeVar("T")
@@ -83,3 +85,13 @@ def print_grid(rows: Iterable[Iterable[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def print_table(table: CellTable) -> None:
+    """As wide as it has to be: a terminal shows lines that are too long better than cells that are cut."""
+    shown = Table(*map(escape, table.header), box=None, header_style="bold")
+    for row in table.rows:
+        shown.add_row(*map(escape, row))
+    wanted = Measurement.get(console, console.options.update(width=1000), shown).maximum
+    wide = Console(width=max(console.width, wanted), highlight=False)
+    wide.print(f"[bold]{escape(table.title)}[/]", shown, "", sep="\n")

@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
+from lewm.envs.quantities import Quantity, plain_quantities
 from lewm.errors import EnvError, unknown_name
 from lewm.types import Array
 
@@ -48,8 +49,9 @@ class WorldEnv(gymnasium.Env[Array, Array]):
     """A world with a state that can be read, set and drawn, and a goal that is one of its states.
 
     A subclass gives ``state_names``, ``proprio_names`` (those of them that the agent senses of itself), ``objects``
-    (the names of what interventions may change), a float64 ``state_space`` and a float32 ``action_space``, and
-    implements the abstract methods; checking, clipping, observing and rewarding happen here, once.
+    (the names of what interventions may change), ``quantities`` (what the state's numbers are, for probes), a float64
+    ``state_space`` and a float32 ``action_space``, and implements the abstract methods; checking, clipping, observing
+    and rewarding happen here, once.
 
     ## Arguments
     * ``resolution``: frames are (resolution, resolution, 3).
@@ -61,6 +63,7 @@ class WorldEnv(gymnasium.Env[Array, Array]):
     state_names: ClassVar[tuple[str, ...]]
     proprio_names: ClassVar[tuple[str, ...]] = ()
     objects: ClassVar[tuple[str, ...]] = ()
+    quantities: ClassVar[tuple[Quantity, ...]] = ()
     action_space: Box
 
     def __init__(
@@ -152,6 +155,16 @@ class WorldEnv(gymnasium.Env[Array, Array]):
     def proprio(cls, states: Array) -> Array:
         """What the agent senses of itself in states (..., state_dim), without the world around it: (..., P). Pure."""
         return np.asarray(states)[..., [cls.state_names.index(name) for name in cls.proprio_names]]
+
+    @classmethod
+    def probed(cls) -> tuple[Quantity, ...]:
+        """What probes ask for: ``quantities``, or each number of the state by itself where there are none."""
+        return cls.quantities or plain_quantities(cls.state_names)
+
+    @classmethod
+    def visible(cls, states: Array) -> Array:
+        """Whether frames show what matters of states (..., state_dim): bool (...). Here all do. Pure."""
+        return np.ones(np.asarray(states).shape[:-1], bool)
 
     def set_state(self, state: Array) -> None:
         """Put the world into a state (state_dim,), as one that ``state`` returned."""

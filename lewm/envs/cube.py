@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from typing import Any
 
 import numpy as np
 
 from lewm.envs.base import ObsType
 from lewm.envs.mujoco import MujocoEnv, advance, drawing_model, import_simulator, mujoco, physics_model
+from lewm.envs.quantities import Quantity
 from lewm.errors import EnvError
 from lewm.types import Array
 
@@ -33,6 +35,7 @@ ARM_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "w
 GRIPPER_JOINTS = tuple(f"{s}_{j}" for s in ("right", "left") for j in ("driver", "coupler", "spring_link", "follower"))
 JOINTS = (*ARM_JOINTS, *GRIPPER_JOINTS)
 MOTIONS = (*JOINTS, "cube_x", "cube_y", "cube_z", "cube_roll", "cube_pitch", "cube_yaw")
+_ORIENTATION = ("cube_qw", "cube_qx", "cube_qy", "cube_qz")
 # Where things are in the state.
 CUBE_POSITION = slice(14, 17)
 CUBE_QUATERNION = slice(17, 21)
@@ -114,6 +117,18 @@ class Cube(MujocoEnv):
         *("effector_x", "effector_y", "effector_z", "effector_yaw", "gripper_closed"),
     )
     objects = ("cube",)
+    quantities = (
+        Quantity("joint positions", ARM_JOINTS, unit="rad"),
+        Quantity("joint velocities", tuple(f"{name}_velocity" for name in ARM_JOINTS), unit="rad/s"),
+        Quantity("effector position", ("effector_x", "effector_y", "effector_z"), "length", unit="m"),
+        Quantity("effector yaw", ("effector_yaw",), "angle", seam=-math.pi),
+        Quantity("gripper", ("gripper_closed",), "opening"),
+        Quantity("block position", ("cube_x", "cube_y", "cube_z"), "length", unit="m"),
+        Quantity("block quaternion", _ORIENTATION, "quaternion"),
+        Quantity("block yaw", _ORIENTATION, "yaw", seam=-math.pi),
+        # A cube of one colour looks the same after a quarter turn.
+        Quantity("block yaw, of its shape", _ORIENTATION, "yaw", period=math.pi / 2, seam=-math.pi / 4),
+    )
     camera = "front_pixels"
     object_geoms = {"cube": ("object_0",)}  # noqa: RUF012
 

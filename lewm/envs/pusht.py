@@ -29,6 +29,7 @@ from lewm.envs.pusht_geometry import (
     to_world,
     wrap_angle,
 )
+from lewm.envs.quantities import Quantity
 from lewm.errors import EnvError
 from lewm.types import Array
 
@@ -178,6 +179,12 @@ class PushT(WorldEnv):
     state_names = ("agent_x", "agent_y", "block_x", "block_y", "block_angle", "agent_vx", "agent_vy")
     proprio_names = ("agent_x", "agent_y")
     objects = ("agent", "block", "target")
+    quantities = (
+        Quantity("agent position", ("agent_x", "agent_y"), "length", unit="px"),
+        Quantity("block position", ("block_x", "block_y"), "length", unit="px"),
+        Quantity("block angle", ("block_angle",), "angle"),
+        Quantity("agent velocity", ("agent_vx", "agent_vy"), unit="px/s"),
+    )
 
     def __init__(
         self, resolution: int = 224, obs_type: ObsType = "pixels", render_mode: str | None = "rgb_array"
@@ -216,6 +223,15 @@ class PushT(WorldEnv):
         moved = state.copy()
         moved[places[position.size]] = position
         return moved
+
+    @classmethod
+    def visible(cls, states: Array) -> Array:
+        """Whether the agent's centre and the T's lie in the picture: a block can be squeezed through the walls."""
+        states = np.asarray(states)
+        angle, (_, down) = states[..., 4], CENTRE_OF_GRAVITY
+        centre = states[..., 2:4] + down * np.stack([-np.sin(angle), np.cos(angle)], axis=-1)
+        places = np.concatenate([states[..., :2], centre], axis=-1)
+        return np.asarray(((places >= 0) & (places <= WORLD_SIZE)).all(axis=-1))
 
     def _restore(self, state: Array) -> None:
         self._state = state.copy()

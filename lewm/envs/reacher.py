@@ -12,6 +12,7 @@ import numpy as np
 
 from lewm.envs.base import ObsType
 from lewm.envs.mujoco import MujocoEnv, advance, drawing_model, mujoco, physics_model
+from lewm.envs.quantities import Quantity
 from lewm.errors import EnvError
 from lewm.types import Array
 
@@ -74,6 +75,11 @@ class Reacher(MujocoEnv):
     state_names = ("shoulder", "wrist", "shoulder_velocity", "wrist_velocity")
     proprio_names = state_names
     objects = ("arm", "finger")
+    quantities = (
+        Quantity("shoulder angle", ("shoulder",), "angle", seam=-math.pi),
+        Quantity("wrist angle", ("wrist",), "angle", seam=-math.pi),
+        Quantity("joint velocities", ("shoulder_velocity", "wrist_velocity"), unit="rad/s"),
+    )
     camera = "fixed"
     object_geoms = {"arm": ("arm", "hand"), "finger": ("finger",)}  # noqa: RUF012
 

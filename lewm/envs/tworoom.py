@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from lewm.envs.base import Colour, ObsType, WorldEnv
+from lewm.envs.quantities import Quantity
 from lewm.errors import EnvError
 from lewm.types import Array
 
@@ -84,6 +85,7 @@ class TwoRoom(WorldEnv):
     state_names = ("agent_x", "agent_y")
     proprio_names = state_names
     objects = ("agent",)
+    quantities = (Quantity("agent position", ("agent_x", "agent_y"), "length", unit="px"),)
 
     def __init__(
         self, resolution: int = 224, obs_type: ObsType = "pixels", render_mode: str | None = "rgb_array"

@@ -2,4 +2,8 @@
 
 subject     the model that is looked at, and the episodes that it is shown
 findings    what every verb returns: tables, sentences, numbers and a figure, and how they are written
+episodes    held-out episodes of the model's own world, of the kind that it was trained on
+targets     typed quantities of states, as what probes read; regression, views: how they read it
+probe       physical quantities in frozen embeddings, beside the paper's (published)
+extra       packages that only these need
 """

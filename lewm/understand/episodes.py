@@ -21,6 +21,7 @@ from lewm.understand.subject import Subject
 
 # Each seed of a question has so many held-out episodes, the first of them in the second million.
 EPISODES_PER_SEED = 1_000_000
+LARGEST_SEED = 1_000_000
 
 # How shipped models' data were collected, beside the defaults (runs/paper/worlds.tsv).
 _WORLD_KINDS: dict[str, dict[str, float]] = {"cube": {"exploration": 0.6, "mistakes": 0.7}}
@@ -43,6 +44,8 @@ def held_out_episodes(
         raise ConfigError(f"{subject.source} does not say which world it was trained in. Give episodes with --data.")
     if not 1 <= episodes <= EPISODES_PER_SEED:
         raise ConfigError(f"episodes must be between 1 and {EPISODES_PER_SEED:,}, got {episodes}.")
+    if not 0 <= seed < LARGEST_SEED:  # below it lie the episodes of evaluation
+        raise ConfigError(f"seed must be between 0 and {LARGEST_SEED - 1:,}, got {seed}.")
     settings = _settings(subject, episodes, demos)
     first = (1 + seed) * EPISODES_PER_SEED
     collect(subject.world.name, path, settings, on_progress=on_progress, held_out_from=first)

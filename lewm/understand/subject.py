@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from lewm import checkpoint
 from lewm.data.features import Features, build_features
@@ -16,8 +17,9 @@ from lewm.data.store import EpisodeStore
 from lewm.envs.registry import EnvEntry, env_entry
 from lewm.errors import ConfigError, DataError
 from lewm.methods.base import Method
+from lewm.methods.dino_wm import DinoWM
 from lewm.methods.files import identity, load
-from lewm.methods.frozen import FrozenEncoder, frozen_encoder
+from lewm.methods.frozen import FrozenEncoder
 from lewm.types import Array, ProgressCallback
 
 
@@ -26,7 +28,7 @@ class Subject:
     """A model that is looked at, never trained here.
 
     source: how it was asked for.  model: on its device, in evaluation mode.  digest: of all that it is.
-    encoder: its embeddings, (D,) or tokens, of frames.  world: where it was trained; None: in no world of ours.
+    encoder: its embeddings, (D,) or tokens (N, D), of frames.  world: where it was trained; None: in no world of ours.
     """
 
     source: str
@@ -48,13 +50,39 @@ class Subject:
 def open_subject(source: str | Path, device: str | torch.device = "auto") -> Subject:
     """Load a model of any method that encodes frames; another is refused."""
     model = load(source, device)
+    digest, environment = identity(model), model.facts.environment
+    world = env_entry(environment) if environment else None
+    return Subject(str(source), model, digest, _encoder(str(source), model, digest), world)
+
+
+def _encoder(source: str, model: Method, digest: str) -> FrozenEncoder:
+    """What a model's embeddings are; DINO-WM's are the tokens of the frozen encoder that it looks through."""
+    if isinstance(model, DinoWM):
+        if model.settings.features:
+            return model.frozen_encoder
+        shape = (model.tokens, model.seen_width)
+        return FrozenEncoder(_folder_name(source), digest, _Seen(model), shape, model.image_size)
     if not hasattr(model, "encode"):
         method = model.settings.NAME
         raise ConfigError(f"{source} is of the method {method!r}, which does not encode. Name a model that does.")
-    encoder = frozen_encoder(str(source)).to(model.device)
-    environment = model.facts.environment
-    world = env_entry(environment) if environment else None
-    return Subject(str(source), model, identity(model), encoder, world)
+    size = model.image_size
+    black = torch.zeros(1, size, size, 3, dtype=torch.uint8, device=model.device)
+    with torch.no_grad():
+        shape = tuple(cast(Any, model).encode(black).shape[1:])
+    return FrozenEncoder(_folder_name(source), digest, model, shape, size)
+
+
+class _Seen(nn.Module):
+    """The eyes of a DINO-WM that looks at pixels."""
+
+    def __init__(self, model: DinoWM) -> None:
+        super().__init__()
+        self.encode = model.see
+
+
+def _folder_name(source: str) -> str:
+    """By which a model's embeddings are kept: the same, whatever way leads to it."""
+    return Path(source).resolve().name or source
 
 
 def model_folder(source: str | Path) -> Path:

@@ -74,5 +74,7 @@ def test_none_can_be_collected_for_a_model_of_no_world(subject: Subject, tmp_pat
     homeless = Subject(subject.source, subject.model, subject.digest, subject.encoder, None)
     with pytest.raises(ConfigError, match="--data"):
         held_out_episodes(homeless, tmp_path / "episodes.h5", 1)
+    with pytest.raises(ConfigError, match="seed"):  # its episodes are those of evaluation
+        held_out_episodes(subject, tmp_path / "episodes.h5", 1, seed=-1)
     with pytest.raises(ConfigError, match="episodes"):
         held_out_episodes(subject, tmp_path / "episodes.h5", 0)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
-from rich.markup import escape
-from rich.table import Table as RichTable
 
-from lewm.cli.frame import console, say
+from lewm.cli.frame import console, print_table, say
+from lewm.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from lewm.understand.findings import Findings
+    from lewm.understand.subject import Subject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,8 @@ class SubjectArgs:
     checkpoint: tyro.conf.Positional[str]  # A model or run folder, a name ("pusht") or a hub id.
     data: Path | None = None  # Episodes to look at; None: some are collected that no training has seen.
     out: Path | None = None  # The folder of all that is found; None: understanding/NAME here.
+    episodes: int = 200  # How many are collected where no --data is given.
+    demos: Path | None = None  # Demonstrations that those are to replay (pusht): what its shipped model was trained on.
     seed: int = 0  # Everything random derives from it.
     device: str = "auto"  # auto: cuda, then mps, then cpu.
 
@@ -32,13 +34,21 @@ class SubjectArgs:
         return self.out or Path("understanding") / Path(self.checkpoint).name
 
 
+def episodes_for(args: SubjectArgs, subject: Subject) -> Path:
+    """The dataset that a verb looks at: the one that is named, or held-out episodes, collected behind a bar."""
+    if args.data is not None:
+        return args.data
+    from lewm.understand.episodes import held_out_episodes
+
+    path = args.folder / ("episodes.h5" if args.seed == 0 else f"episodes-{args.seed}.h5")
+    with progress_bar(console, "collect") as on_progress:
+        return held_out_episodes(subject, path, args.episodes, args.seed, args.demos, on_progress)
+
+
 def show(findings: Findings, folder: Path) -> None:
     """Print tables and sentences, and where the files are."""
     for table in findings.tables:
-        shown = RichTable(*map(escape, table.header), box=None, header_style="bold")
-        for row in table.rows:
-            shown.add_row(*map(escape, row))
-        console.print(f"[bold]{escape(table.title)}[/]", shown, "", sep="\n")
+        print_table(table)
     for sentence in findings.sentences:
         say(sentence)
     say(f"Findings: {folder / findings.verb}.md, .json and .png")

@@ -1,0 +1,84 @@
+"""Which embeddings a probe sees, and which episodes it learns from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lewm.data.features import Features
+from lewm.data.store import EpisodeStore
+from lewm.errors import DataError
+from lewm.rng import stream
+from lewm.types import Array
+
+LEAST_EPISODES = 3  # one for each part
+SHARE = 0.1  # of the episodes, for validation; as many are for the test
+GATHERED = 1024  # frames whose tokens are in memory together
+_SPLIT, _THINNED = 1, 2  # what random streams are for
+
+# What is found with one split: by target and probe, its MSE, r, r of each number, and typical error.
+Measured = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class View:
+    """What a probe sees. frames: how many embeddings, up to the one whose frame is asked about.
+
+    places: which of the dataset's frames these are, int (n, frames).  episodes: theirs, int (n,).
+    """
+
+    frames: int
+    places: Array
+    episodes: Array
+
+
+@dataclass(frozen=True)
+class ViewResult:
+    """What probes read from one view. size: of their inputs.  measured: with each split."""
+
+    view: View
+    size: int
+    measured: tuple[Measured, ...]
+
+
+def view_of(store: EpisodeStore, frames: int, skip: int, visible: Array, most: int, seed: int) -> View:
+    """All frames that are visible (F,) and have ``frames - 1`` before them in their episode, ``skip`` rows apart."""
+    apart, rest = divmod(skip, store.frame_stride)
+    if frames > 1 and rest:
+        problem = f"has one frame in {store.frame_stride} steps, but the model's lie {skip} apart"
+        raise DataError(f"{store.path} {problem}. Collect it with a --frame-stride that divides {skip}.")
+    places = np.arange(store.num_frames)[:, None] - apart * np.arange(frames)[::-1]
+    episodes = np.searchsorted(store.offsets, store.frame_rows, side="right") - 1
+    whole = places[:, 0] >= 0
+    whole &= (episodes[np.maximum(places[:, 0], 0)] == episodes) & visible
+    chosen = np.flatnonzero(whole)
+    if len(chosen) > most:
+        chosen = np.sort(stream(seed, frames, _THINNED).choice(chosen, most, replace=False))
+    return View(frames, places[chosen], episodes[chosen])
+
+
+def split_episodes(episodes: Array, seed: int, split: int, store: EpisodeStore) -> tuple[Array, Array, Array]:
+    """Which of the frames of episodes (n,) are for training, validation and test: int each, no episode in two."""
+    present = np.unique(episodes)
+    if len(present) < LEAST_EPISODES:
+        problem = f"has frames of {len(present)} episode{'s' * (len(present) != 1)} to look at"
+        needed = f"probes need {LEAST_EPISODES} at least, for training, validation and test"
+        raise DataError(f"{store.path} {problem}, but {needed}. Collect more.")
+    order = stream(seed, split, _SPLIT).permutation(present)
+    count = max(1, round(SHARE * len(present)))
+    parts = order[2 * count :], order[:count], order[count : 2 * count]
+    train, validation, test = (np.flatnonzero(np.isin(episodes, part)) for part in parts)
+    return train, validation, test
+
+
+def load_embeddings(features: Features, store: EpisodeStore, tokens: str) -> Array:
+    """Of all frames, float32 (F, D). Tokens (N, D) of a frame are averaged, or follow each other if "flat"."""
+    parts = []
+    for start in range(0, store.num_frames, GATHERED):
+        z = features.gather(store.frame_rows[start : start + GATHERED, None])[:, 0].float()
+        if z.ndim > 2:
+            z = z.mean(dim=1) if tokens == "mean" else z.flatten(1)
+        parts.append(z.cpu().numpy())
+    return np.concatenate(parts)
