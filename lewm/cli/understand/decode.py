@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lewm.cli.frame import console, parse, say
 from lewm.cli.progress import progress_bar
-from lewm.cli.understand.common import SubjectArgs, show
+from lewm.cli.understand.common import SubjectArgs, episodes_for, show
 from lewm.files import FILM, check_output
 from lewm.types import ProgressCallback
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from lewm.data.store import EpisodeStore
     from lewm.understand.decoder import DecoderSettings, Drawer
     from lewm.understand.subject import Subject
-
-EPISODES = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +27,6 @@ class DecodeArgs(SubjectArgs):
     decoder: Path | None = None  # The decoder's file; None: decoder.safetensors among the findings.
     # A run: what each of its checkpoints shows, by a decoder of its own. Nothing else, without --train or --decoder.
     series: Path | None = None
-    episodes: int = EPISODES  # To collect, without --data, as OUT/episodes.h5.
-    demos: Path | None = None  # Demonstrations for these episodes to replay (Push-T).
     blocks: int = 8  # Action blocks to imagine.
     windows: int = 200  # To measure on, of episodes that the decoder has not seen.
     shown: int = 3  # Episodes in the film.
@@ -59,7 +54,7 @@ def run(arguments: list[str]) -> None:
     subject = open_subject(args.checkpoint, args.device)
     # Before episodes are collected: whoever has no decoder need not wait for them.
     drawer = None if args.train or args.series else decode.find_drawer(subject, args.folder, args.decoder)
-    with _episodes(args, subject) as path, open_episodes(path, subject) as store:
+    with open_episodes(episodes_for(args, subject), subject) as store:
         if args.series:
             _series(args, store, training)
             if not (args.train or args.decoder):
@@ -69,20 +64,6 @@ def run(arguments: list[str]) -> None:
             findings = decode.decode(subject, store, args.folder, drawer, settings, on_progress)
     show(findings, args.folder)
     say(f"Film: {args.folder / decode.FILM}")
-
-
-@contextlib.contextmanager
-def _episodes(args: DecodeArgs, subject: Subject) -> Iterator[Path]:
-    """The dataset, collected if none is named."""
-    if args.data:
-        yield args.data
-        return
-    from lewm.understand.episodes import held_out_episodes
-
-    with progress_bar(console, "collect") as on_progress:
-        path = args.folder / "episodes.h5"
-        held_out_episodes(subject, path, args.episodes, args.seed, args.demos, on_progress)
-    yield path
 
 
 def _drawer(args: DecodeArgs, subject: Subject, store: EpisodeStore, training: DecoderSettings) -> Drawer:
