@@ -30,6 +30,11 @@ def free_section(make: Any) -> Any:
     return dataclasses.field(default_factory=make, metadata={"free": True})
 
 
+def later(default: Any) -> Any:
+    """A setting that came later: files leave it out at its default, or older models would have become others."""
+    return dataclasses.field(default=default, metadata={"later": True})
+
+
 class Checked:
     """Checks shared by all sections of settings. SECTION: how a message calls it, in front of a field's name."""
 
@@ -119,7 +124,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def to_dict(settings: Any) -> dict[str, Any]:
-    """Settings as plain JSON values."""
+    """Settings as plain JSON values; without those that came ``later`` and have their default."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value):
@@ -128,7 +133,12 @@ def to_dict(settings: Any) -> dict[str, Any]:
 
     name = getattr(settings, "NAME", None)
     head = {} if name is None else {"name": name}  # a method's settings say whose they are
-    return head | {item.name: plain(getattr(settings, item.name)) for item in dataclasses.fields(settings)}
+    fields = [item for item in dataclasses.fields(settings) if not _is_absent(settings, item)]
+    return head | {item.name: plain(getattr(settings, item.name)) for item in fields}
+
+
+def _is_absent(settings: Any, item: dataclasses.Field[Any]) -> bool:
+    return bool(item.metadata.get("later")) and getattr(settings, item.name) == item.default
 
 
 def from_dict(cls: type[T], values: Any, where: str = "") -> T:

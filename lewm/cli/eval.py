@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lewm.evaluate.question import Question
     from lewm.evaluate.results import Evaluation
     from lewm.methods.base import Method
+    from lewm.understand.decoder import Drawer
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class EvalArgs:
     # in evaluations/MODEL here for other models.
     out: Path | None = None
     videos: int = 0  # Show so many episodes as GIFs, in a folder beside the results.
+    # Draws in them what each plan imagined: a file that `lewm understand decode --train` wrote; None: the one that it
+    # left in understanding/NAME here, if it is this model's, or else the model's own, if it has one.
+    decoder: Path | None = None
     seed: int = 0  # Of the planner's random streams.
     device: str = "auto"  # auto: cuda, then mps, then cpu.
     plan: PlanConfig = field(default_factory=PlanConfig)
@@ -44,6 +48,8 @@ class EvalArgs:
     def __post_init__(self) -> None:
         if not 0 <= self.videos <= self.eval.episodes:
             raise ConfigError(f"videos must be between 0 and eval.episodes ({self.eval.episodes}), got {self.videos}.")
+        if self.decoder and not self.videos:
+            raise ConfigError("--decoder draws in videos, and none is asked for. Add --videos N.")
         if self.fixed_flops is not None and not 0 < self.fixed_flops < math.inf:
             raise ConfigError(f"fixed_flops must be a positive number, got {self.fixed_flops}.")
 
@@ -95,6 +101,7 @@ def run(arguments: list[str]) -> None:
     videos = out.with_name(f"{out.stem}_videos")
     if args.videos:
         check_place(videos / "film.gif", [folder])
+    drawer = _drawer(args.decoder, source, args.device) if args.videos and can_plan(model) else None
     asked = eval_command(source, trained, config)
     evaluation = evaluate_with_progress(model, config, question, out, folder, console, asked)
     if evaluation is None:
@@ -104,8 +111,33 @@ def run(arguments: list[str]) -> None:
     if args.videos:
         few = replace(config, eval=replace(config.eval, episodes=args.videos))
         shown = evaluation or evaluate(model, few, elsewhere=True)  # results do not say what was seen
-        animation.write_videos(videos, config.env, shown.results[: args.videos])
+        results = shown.results[: args.videos]
+        imagined = None
+        if drawer:
+            from lewm.understand.plans import imagined_plans
+
+            imagined = imagined_plans(model, drawer.decoder, config.env, plan, results)
+        animation.write_videos(videos, config.env, results, imagined)
         say(f"Videos: {videos}")
+
+
+def _drawer(asked: Path | None, source: str, device: str) -> Drawer | None:
+    """Who draws what plans imagine; None: nobody can."""
+    from lewm.understand.decode import fits
+    from lewm.understand.decoder import decoder_place, load_decoder, own_decoder, read_about
+    from lewm.understand.subject import open_subject
+
+    beside = decoder_place(Path("understanding") / Path(source).name)
+    subject = open_subject(source, device)
+    if reason := fits(subject):
+        if asked:
+            raise ConfigError(f"{source} cannot be decoded: {reason}. Leave out --decoder.")
+        return None
+    if asked:
+        return load_decoder(asked, subject)
+    if beside.is_file() and read_about(beside)["model"] == subject.digest:
+        return load_decoder(beside, subject)
+    return own_decoder(subject)
 
 
 def _refuse_planning(args: EvalArgs, usual: PlanConfig, what: str) -> None:

@@ -1,6 +1,8 @@
 """LeWM, the method of the paper (Algorithm 1): two loss terms, no stop-gradient, no moving averages.
 
 L = L_pred + lambda * SIGReg(Z),      L_pred = mean ‖ pred(z_t, a_t) - z_{t+1} ‖²
+
+The paper's ablation adds a third: a decoder draws each frame of its embedding (``reconstruction``; appendix "Decoder").
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from typing import Any, ClassVar, Self
 import torch
 import torch.nn.functional as F
 
-from lewm.checked import Checked
+from lewm.checked import Checked, later
 from lewm.config import JEPAConfig, MethodConfig, Preset, TrainConfig
 from lewm.methods.base import Group, Method, blocks_apart
+from lewm.model.decoder import Decoder
 from lewm.model.jepa import JEPA
 from lewm.model.sigreg import SIGReg, random_directions
 from lewm.model.view import view
@@ -47,6 +50,16 @@ class LeWMConfig(JEPAConfig, MethodConfig):
     NAME: ClassVar[str] = "lewm"
 
     sigreg: SigregConfig = field(default_factory=SigregConfig)
+    reconstruction: float = later(0.0)  # Weight of drawing frames from embeddings, the paper's ablation; 0: no decoder.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.reconstruction >= 0, "reconstruction", "at least 0")
+
+    @property
+    def needs_background(self) -> bool:
+        """A decoder draws what differs from it."""
+        return super().needs_background or self.reconstruction > 0
 
     @classmethod
     def for_preset(cls, preset: Preset) -> tuple[LeWMConfig, TrainConfig]:
@@ -64,7 +77,8 @@ class LeWMConfig(JEPAConfig, MethodConfig):
 
     def rows(self) -> dict[str, str]:
         sigreg = f"weight {self.sigreg.weight:g}, {self.sigreg.directions} directions"
-        return {**super().rows(), "SIGReg": sigreg}
+        drawn = {"reconstruction": f"weight {self.reconstruction:g}"} if self.reconstruction else {}
+        return {**super().rows(), "SIGReg": sigreg, **drawn}
 
 
 # Steps and lambda in full size. With a lighter lambda TwoRoom's and Reacher's distances reach farther; Cube's needs to
@@ -84,6 +98,8 @@ class LeWM(JEPA, Method):
         Method.__init__(self, settings, facts)
         self.build_networks(settings, self.facts.background)
         self.sigreg = SIGReg(settings.sigreg.knots)
+        if settings.reconstruction:
+            self.decoder = Decoder(settings.embed_dim, settings.encoder.image_size, self.facts.background)
 
     def losses(self, batch: Batch, draws: dict[str, torch.Tensor], peers: Peers) -> Losses:
         """Algorithm 1, for windows of history + 1 frames, along the directions of the step."""
@@ -91,7 +107,12 @@ class LeWM(JEPA, Method):
         prediction = F.mse_loss(predicted_BTD.float(), z_BTD[:, 1:].float())
         sigreg = self.sigreg(z_BTD.transpose(0, 1), draws["directions"], peers)
         total = prediction + self.settings.sigreg.weight * sigreg
-        return Losses(total, {"prediction": prediction, "sigreg": sigreg}, z_BTD)
+        terms = {"prediction": prediction, "sigreg": sigreg}
+        if self.settings.reconstruction:
+            assert batch.pixels is not None
+            terms["reconstruction"] = self.decoder.loss(z_BTD.flatten(0, 1), batch.pixels.flatten(0, 1))
+            total = total + self.settings.reconstruction * terms["reconstruction"]
+        return Losses(total, terms, z_BTD)
 
     def draws(self, seed: int, step: int, device: torch.device) -> dict[str, torch.Tensor]:
         """Fresh directions for each step."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 import torch
 
@@ -31,7 +32,7 @@ from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState, decisive_settings
 from lewm.train.step import CapturedStep, PlainStep, StepFunction
 from lewm.train.trainer import INITIAL_WEIGHTS, WINDOWS, SilentMonitor, Trainer, TrainingMonitor
-from lewm.types import Batch
+from lewm.types import Batch, Peers
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,17 @@ class TrainResult:
     interrupted: bool
 
 
+class Stoppable(Protocol):
+    """What trains, alone or as one of several processes, and looks now and then whether it is to stop."""
+
+    stop_requested: bool
+
+    @property
+    def processes(self) -> Peers: ...
+
+
 @contextlib.contextmanager
-def stop_on_signals(trainer: Trainer) -> Iterator[None]:
+def stop_on_signals(trainer: Stoppable) -> Iterator[None]:
     """SIGINT and SIGTERM ask the trainer to save and stop; a second one interrupts at once."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
