@@ -87,16 +87,16 @@ train() { # WORLD ROW SEED
     [[ -n ${DRY:-} ]] || echo "${command[*]}" >"$folder.done"
 }
 
-# Results of a model that was trained on since are asked for again: `lewm eval` says whether they still hold.
-is_answered() { [[ -e $1 && ! $(run_of "$2" "$3" "$4").done -nt $1 ]]; } # RESULTS WORLD ROW SEED
-
+# Results leave the command that asked for them beside them. With other options, or if the model was trained on since, it
+# is asked again: `lewm eval` says whether what is there still holds.
 evaluate() { # RESULTS WORLD ROW SEED [options]
-    local results=$1 world=$2 folder
-    ! is_answered "$@" || return 0
+    local results=$1 world=$2 folder command
     folder=$(run_of "$2" "$3" "$4")
     shift 4
-    run lewm eval "$folder" --env "$world" --out "$results" --device "${DEVICE:-auto}" "$@"
-    [[ -n ${DRY:-} ]] || touch "$results"
+    command=(lewm eval "$folder" --env "$world" --out "$results" --device "${DEVICE:-auto}" "$@")
+    [[ ! -e $results || ! -e $results.done || $(<"$results.done") != "${command[*]}" || $folder.done -nt $results ]] || return 0
+    run "${command[@]}"
+    [[ -n ${DRY:-} ]] || { touch "$results" && echo "${command[*]}" >"$results.done"; }
 }
 
 # The same number of tries for every method that plans, on the same tuning pairs; the best counts, the first of equals.
@@ -114,17 +114,24 @@ best_planner() { # WORLD ROW SEED -> its name
     if [[ -n ${DRY:-} ]]; then echo "${planners%% *}"; else python runs/paper/page.py best "${results[@]}"; fi
 }
 
+take_over() { # RESULTS as RESULTS
+    ! cmp -s "$1" "$2" || return 0
+    run install -D "$1" "$2.copy" # it appears when it is whole
+    run mv "$2.copy" "$2"
+}
+
 measure() { # WORLD ROW SEED
     local block options planner file answered
     for block in $blocks; do
         file=$out/$1/$block/$(label "$2" "$3").json answered=$out/$1/paper/$(label "$2" "$3").json
         options=(--eval.episodes "${EVAL_EPISODES:-200}")
         [[ $block == paper || $(field methods "$2" 3) == plans ]] || continue
-        if [[ $block == best ]] && ! is_answered "$file" "$@"; then
+        if [[ $block == best ]]; then
             planner=$(best_planner "$1" "$2" "$3")
-            if [[ -z $(field planners "$planner" 2) ]] && is_answered "$answered" "$@"; then # it asks the same
-                run install -D "$answered" "$file.copy" # it appears when it is whole
-                run mv "$file.copy" "$file"
+            if [[ -z $(field planners "$planner" 2) ]]; then # the block paper asks the same
+                evaluate "$answered" "$@" "${options[@]}"
+                take_over "$answered" "$file"
+                continue
             fi
             # shellcheck disable=SC2207
             options+=($(field planners "$planner" 2))
@@ -157,7 +164,7 @@ unpack() {
 pack() { # it appears when it is whole; the same results make the same file
     local archive=$record/evaluations.tar.xz
     [[ -z ${DRY:-} && -d $out ]] || return 0
-    (cd "$out" && find . -name '*.json' ! -path '*/runs/*' -o -path '*/runs/*.done' ! -path '*/runs/*/*') | LC_ALL=C sort |
+    (cd "$out" && find . '(' -name '*.json' -o -name '*.json.done' ')' ! -path '*/runs/*' -o -path '*/runs/*.done' ! -path '*/runs/*/*') | LC_ALL=C sort |
         tar --mtime=2026-01-01 --owner=0 --group=0 --numeric-owner --mode=644 -cJf "$archive.part" -C "$out" -T -
     mv "$archive.part" "$archive"
 }

@@ -69,9 +69,13 @@ def test_monitor(debug_run: Path, benchmark: Benchmark, capsys: pytest.CaptureFi
 
 
 def test_token_plans(run: Run, tmp_path: Path):
-    small = ("--device", "cpu", "--tokens", 2, "--samples", 2, "--repeats", 1, "--json", tmp_path / "rows.json")
-    assert "difference" in run("token_plans", "--features", 6, "--context", 1, 3, *small)
-    rows = json.loads((tmp_path / "rows.json").read_text())
+    small = ("--device", "cpu", "--tokens", 2, "--samples", 4, "--repeats", 1, "--json", tmp_path / "rows.json")
+    plans = ("--preset", "debug", "--side", 28, "--cells", 1, "--iterations", 2)
+    assert "difference" in run("token_plans", "--features", 6, "--context", 1, 3, *small, *plans)
+    found = json.loads((tmp_path / "rows.json").read_text())
+    rows = found["searches"]
+    assert [plan["ratio"] > 0 for plan in found["plans"]] == [True, True]
+    assert found["plans"][0]["ratio"] == 1
     assert [row["context"] for row in rows] == [1, 3]
     assert all(row["seconds"] > 0 and row["plain_seconds"] > 0 and row["difference"] < 1e-5 for row in rows)
 

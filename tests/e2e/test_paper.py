@@ -151,10 +151,26 @@ def test_results_that_are_older_than_their_model_are_asked_for_again(tmp_path: P
         path.parent.mkdir(parents=True)
         path.touch()
     asked = {"DRY": "1", "STAGES": "eval", "METHODS": "lewm", "BLOCKS": "paper"}
+    (command,) = script.done(**asked)
+    results.with_name("lewm.json.done").write_text(command + "\n")
     for ages, expected in (((100, 200), 0), ((200, 100), 1)):
         for path, seconds in zip((done, results), ages, strict=True):
             os.utime(path, (seconds, seconds))
         assert len(script.done(**asked)) == expected
+
+
+@pytest.mark.parametrize("settings", [{"EVAL_EPISODES": "3"}, {"DEVICE": "cuda"}])
+def test_results_of_another_question_are_asked_for_again(tmp_path: Path, settings: dict[str, str]):
+    """As after a rehearsal with fewer pairs."""
+    script, paper = Script(tmp_path), tmp_path / "out" / "tworoom" / "paper"
+    paper.mkdir(parents=True)
+    asked = {"DRY": "1", "STAGES": "eval", "METHODS": "lewm", "BLOCKS": "paper"}
+    (command,) = script.done(**asked)
+    (paper / "lewm.json").touch()
+    (paper / "lewm.json.done").write_text(command + "\n")
+    assert script.done(**asked) == []
+    (other,) = script.done(**asked, **settings)
+    assert other != command
 
 
 def test_a_run_that_is_older_than_the_model_whose_features_it_reads_is_asked_for_again(tmp_path: Path):
