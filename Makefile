@@ -36,7 +36,7 @@ format: .venv/installed-dev
 
 # Public implementations are installed without their dependencies: the parity tests load only parts of them.
 .venv/installed-dev: .venv/installed
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,mujoco,lerobot,dino,efficientnet,parity]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,mujoco,lerobot,dino,efficientnet,understand,parity]'
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps stable-worldmodel gym-pusht
 	touch $@
 
