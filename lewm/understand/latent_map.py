@@ -137,7 +137,10 @@ _SENTENCES = (
 
 
 def _without_tsne(charts: list[dict[str, Any]]) -> tuple[str, ...]:
-    missing = not all("t-SNE" in chart["planes"] for chart in charts)
+    without = [chart for chart in charts if "t-SNE" not in chart["planes"]]
+    if any(chart["rank_correlation"] is None for chart in without):
+        return ("There is no t-SNE where all states have the same embedding.",)
+    missing = bool(without)
     return ("There is no t-SNE: it takes scikit-learn. Install it with: pip install 'lewm[understand]'",) * missing
 
 
@@ -176,14 +179,17 @@ def main_components(z_ND: Array) -> tuple[Array, Array]:
 
 
 def tsne(components_NC: Array, seed: int) -> Array | None:
-    """scikit-learn's t-SNE (N, 2) of main components; None where scikit-learn is not installed."""
+    """scikit-learn's t-SNE (N, 2) of main components; None where it is not installed, or where all are the same."""
+    scale = components_NC.std()
+    if not scale > 0:  # scikit-learn would crash
+        return None
     try:
         manifold = extra("sklearn.manifold")
     except ConfigError:
         return None
     perplexity = min(30.0, (len(components_NC) - 1) / 3)
     made = manifold.TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
-    return np.asarray(made.fit_transform(components_NC.astype(np.float32)), np.float64)
+    return np.asarray(made.fit_transform((components_NC / scale).astype(np.float32)), np.float64)
 
 
 def _both(grid: Grid) -> Sequence[tuple[Any, Array]]:
