@@ -12,21 +12,22 @@ A large jump shows in both. A small one hides among the changes that actions mak
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lewm.data.store import EpisodeStore
-from lewm.errors import ConfigError, DataError
+from lewm.errors import ConfigError, DataError, LewmError
 from lewm.evaluate.comparison_tables import NONE, Table
 from lewm.evaluate.stats import holm
 from lewm.files import json_digest, leaving_no_empty_folders, only_writer
 from lewm.rng import stream
 from lewm.types import Array, ProgressCallback
+from lewm.understand.episodes import another_kind
 from lewm.understand.extra import extra
-from lewm.understand.findings import Findings
+from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.foresight import Foresight, squared_distance
 from lewm.understand.subject import Subject, question
 from lewm.understand.surprise_rows import Row, RowJournal, write_rows
@@ -87,6 +88,37 @@ class Test:
     auroc: float
     interval: tuple[float, float]
     difference_auroc: float
+
+
+def fits(subject: Subject) -> str | None:
+    """Why it cannot be measured; None: it can."""
+    try:
+        check_subject(subject)
+    except LewmError as error:
+        return str(error)
+    return None
+
+
+def investigate(
+    subject: Subject, store: EpisodeStore, out: Path, seed: int, quick: bool, on_progress: ProgressCallback | None
+) -> Findings:
+    """Measure, or read what was found before; written into ``out``."""
+    return surprised(subject, store, SurpriseSettings(12 if quick else 40, seed=seed), out, on_progress)
+
+
+def surprised(
+    subject: Subject, store: EpisodeStore, settings: SurpriseSettings, out: Path, on_progress: ProgressCallback | None
+) -> Findings:
+    """``surprise``, or what an earlier call found; written into ``out``."""
+    findings = read_findings(out, VERB, asked_of(subject, store, settings)) if (out / ROWS).is_file() else None
+    if findings is None:
+        findings = surprise(subject, store, settings, out, on_progress)
+        remark = another_kind(subject, store)
+        findings = replace(findings, sentences=(*findings.sentences, *([remark] if remark else [])))
+        from lewm.understand.surprise_figure import draw  # matplotlib takes its time
+
+        write_findings(out, findings, draw)
+    return findings
 
 
 def surprise(

@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     Ask = Callable[[Subject, "EpisodeStore | None", ProgressCallback], Findings]
 
 
-def answer(verb: str, args: SubjectArgs, ask: Ask, episodes: bool = True) -> None:
-    """Ask, and print what was found. episodes: whether the verb looks at recorded ones."""
-    from lewm.understand.findings import check_outputs, read_findings
-    from lewm.understand.subject import open_episodes, open_subject
+def answer(
+    verb: str, args: SubjectArgs, ask: Ask, episodes: bool = True, check: Callable[[Subject], object] | None = None
+) -> None:
+    """Ask, and print what was found.
 
-    check_outputs(args.folder, verb, [args.data] if args.data else [])
+    episodes: whether the verb looks at recorded ones.  check: refuses a model before any are collected.
+    """
+    from lewm.understand.findings import check_outputs, read_findings
+    from lewm.understand.subject import model_folder, open_episodes, open_subject
+
+    check_outputs(args.folder, verb, [model_folder(args.checkpoint), *([args.data] if args.data else [])])
     subject = open_subject(args.checkpoint, args.device)
+    if check:
+        check(subject)
     earlier = read_findings(args.folder, verb)
     opened = open_episodes(episodes_for(args, subject), subject) if episodes else nullcontext()
     with opened as store, progress_bar(console, verb) as on_progress:
