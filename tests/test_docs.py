@@ -17,6 +17,7 @@ import pytest
 from lewm.cli.collect import CollectArgs
 from lewm.cli.eval import EvalArgs
 from lewm.cli.export import ExportArgs
+from lewm.cli.understand.probe import ProbeArgs
 from lewm.config import Config
 from lewm.methods.registry import METHODS, method_config
 
@@ -255,7 +256,7 @@ def flags(kind: type, prefix: str = "") -> Iterator[str]:
 
 
 def known_flags() -> set[str]:
-    found = {flag for kind in (Config, CollectArgs, EvalArgs, ExportArgs) for flag in flags(kind)}
+    found = {flag for kind in (Config, CollectArgs, EvalArgs, ExportArgs, ProbeArgs) for flag in flags(kind)}
     for name in METHODS:
         found |= set(flags(method_config(name), "method."))
     return found | {"--method", "--resume", "--help"}
