@@ -248,7 +248,8 @@ def test_training_and_the_demo_do_not_meet(lewm: Lewm, tmp_path: Path, monkeypat
     report.write_text("of a demo")
     collecting = ("collect", "tworoom", "--episodes", 8, "--resolution", 28, "--workers", 1)
     assert lewm(*collecting).status == 0
-    tiny = ("--method.encoder.image-size", 28, "--train.steps", 1, "--train.batch-size", 8, "--device", "cpu")
+    sizes = "--method.encoder.image-size 28 --train.steps 1 --train.warmup-steps 0 --train.batch-size 8"
+    tiny = (*sizes.split(), "--device", "cpu")
     answer = lewm("train", "demo", "--data", "data/tworoom.h5", *tiny)
     assert (answer.status, answer.err) == (0, "")
     assert "checkpoint: runs/train_demo/checkpoints/step_0000001" in answer.out

@@ -49,7 +49,7 @@ from lewm import cli
 from lewm.evaluate.manifest import build_manifest
 
 assert cli.run("collect puck --episodes 20 --resolution 28 --workers 2 --out puck.h5".split()) == 0
-assert cli.run("train debug --env puck --data puck.h5 --out run --train.steps 2 --device cpu".split()) == 0
+assert cli.run("train debug --env puck --data puck.h5 --out run --train.steps 3 --device cpu".split()) == 0
 build_manifest("puck", 2, 10, Path("pairs.json"))
 assert cli.run("eval run --manifest pairs.json --eval.episodes 2 --eval.workers 2 --device cpu".split()) == 0
 """
