@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import lewm
 from lewm import checkpoint, cli
 from lewm.cli import info
 from lewm.cli.collect import CollectArgs
@@ -260,6 +261,19 @@ def test_a_card_keeps_its_figures_as_long_as_the_weights_stay(
     shorter = replace(debug_config, out=tmp_path / "run", train=replace(debug_config.train, steps=2, warmup_steps=1))
     train(shorter)
     assert "Not evaluated yet." in (export_run(tmp_path / "run", exported) / CARD).read_text(), "other weights"
+
+
+def test_a_card_of_a_method_that_acts_speaks_of_no_plans(debug_config: Config, tmp_path: Path) -> None:
+    acting = preset("debug", "gcbc")
+    train(replace(debug_config, method=acting.method, train=acting.train, out=tmp_path / "run"))
+    out = export_run(tmp_path / "run", tmp_path / "toy")
+    run = run_settings(checkpoint.load_document(out), out)
+    path = tmp_path / "result.json"
+    evaluate(lewm.load(out, "cpu"), replace(run, device="cpu")).save(path, model_files(out))
+    card = (export_run(tmp_path / "run", out, [path]) / CARD).read_text()
+    assert "Acting with exactly these weights" in card
+    assert "| pairs | success | strict success | random | random, strict | solved at start |" in card
+    assert not {word for word in ("planner", "replanning", "cem", "horizon", "per plan") if word in card}
 
 
 def test_figures_of_other_weights_are_refused(exported: Path, debug_run: Path, tmp_path: Path) -> None:
