@@ -167,6 +167,26 @@ def test_recorded_actions_that_are_none_are_refused(tmp_path: Path, tensors: dic
         load(tmp_path / "model")
 
 
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [
+        ([0.1, 0.2], [1.0, 0.0]),
+        ([0.1, 0.2], [1.0, -1.0]),
+        ([0.1, 0.2], [1.0, 1e-50]),  # which is 0 as float32
+        ([0.1, 1e300], [1.0, 1.0]),
+        ([0.1, float("nan")], [1.0, 1.0]),
+        ([0.1], [1.0]),
+        ([0.1, 0.2, 0.3], [1.0, 1.0, 1.0]),
+        ([0.1, 0.2], [1.0]),
+    ],
+)
+def test_statistics_that_give_no_finite_actions_are_refused(saved: Path, mean: list[float], std: list[float]) -> None:
+    facts = json.loads((saved / checkpoint.CONFIG).read_text())["facts"]
+    rewrite_config(saved, facts=facts | {"actions": {"mean": mean, "std": std}})
+    with pytest.raises(CheckpointError, match=r"config\.json: facts\.actions"):
+        load(saved)
+
+
 def test_an_extra_tensor_is_named(saved: Path) -> None:
     rewrite_weights(saved, lambda tensors: tensors.update(decoder=torch.zeros(1)))
     with pytest.raises(CheckpointError, match="unexpected decoder"):

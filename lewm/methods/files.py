@@ -22,6 +22,9 @@ from lewm.presets import read_config
 from lewm.types import ActionStats, DataFacts
 
 
+LEAST, MOST = 1e-30, 1e30  # of a statistic
+
+
 def load(source: str | Path, device: str | torch.device = "auto") -> Method:
     """Load a model of any method, in evaluation mode and float32.
 
@@ -153,7 +156,9 @@ class _Stats(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(len(self.mean) == len(self.std) > 0, "std", f"as many numbers as the mean has ({len(self.mean)})")
-        self._require(all(value > 0 for value in self.std), "std", "positive")
+        # As float32, in which models compute, less would be 0 and more infinite.
+        self._require(all(LEAST <= value <= MOST for value in self.std), "std", f"positive, from {LEAST} to {MOST}")
+        self._require(all(abs(value) <= MOST for value in self.mean), "mean", f"at most {MOST} in size")
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,11 @@ def test_the_example_from_collecting_to_evaluating(folder: Path) -> None:
     done = python(folder, "-c", PIPELINE, LEWM_ENVS="my_world")
     assert done.returncode == 0, done.stderr
     assert "20 episodes (20 new)" in done.stdout
-    assert "2 steps; checkpoint" in done.stdout
+    assert "3 steps; checkpoint" in done.stdout
     with h5py.File(folder / "puck.h5") as file:
         assert file.attrs["environment"] == "mine/Puck-v0"
         assert len(file["ep_len"]) == 20
-    results = json.loads(next(folder.glob("run/evaluations/step_0000002/*.json")).read_text())
+    results = json.loads(next(folder.glob("run/evaluations/step_0000003/*.json")).read_text())
     assert results["environment"] == "mine/Puck-v0"
     assert len(results["episodes"]) == 2
 
