@@ -21,7 +21,6 @@ from lewm.model.device import resolve_device
 from lewm.presets import read_config
 from lewm.types import ActionStats, DataFacts
 
-
 LEAST, MOST = 1e-30, 1e30  # of a statistic
 
 
