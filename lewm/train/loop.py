@@ -105,7 +105,8 @@ def train(config: Config, resume: str = "auto", monitor: TrainingMonitor | None 
         with prepared(config, resume, processes, device, monitor) as trainer, stop_on_signals(trainer):
             trainer.fit()
         assert trainer.last_checkpoint is not None  # fit() always ends with one
-        if trainer.stop_requested:
+        # By a signal to this process, perhaps at the very last step, or to another one of the run.
+        if trainer.stop_requested or trainer.step < config.train.steps:
             monitor.note(f"Stopped after {trainer.step} steps; checkpoint: {trainer.last_checkpoint}")
             raise KeyboardInterrupt
         model = trainer.state.method.eval()

@@ -268,6 +268,7 @@ print("plans with it")
 """
 
 
+@pytest.mark.slow
 def test_a_script_does_not_go_on_with_half_a_model(debug_config: Config, tmp_path: Path):
     command = [sys.executable, "-c", SCRIPT, str(debug_config.data), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
