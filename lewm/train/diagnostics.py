@@ -21,7 +21,7 @@ def embedding_std(z_BTD: torch.Tensor) -> torch.Tensor:
 def effective_rank(z_BTD: torch.Tensor) -> torch.Tensor:
     """exp of the entropy of the covariance's normalised eigenvalues: how many directions are in use.
 
-    0 where the embeddings are all the same: what rounding leaves of their differences would point everywhere.
+    1, the least there is, where the embeddings are all the same: what rounding leaves of them points everywhere.
     """
     z = z_BTD.flatten(0, 1).float()
     eigenvalues = torch.linalg.eigvalsh(torch.cov(z.T)).clamp_min(0)
@@ -29,7 +29,7 @@ def effective_rank(z_BTD: torch.Tensor) -> torch.Tensor:
     nothing = z.shape[1] * (ROUNDING * z.abs().max()).square()
     share = eigenvalues / total
     rank = (-torch.xlogy(share, share).sum()).exp()
-    return torch.where(total <= nothing, torch.zeros_like(rank), rank)
+    return torch.where(total <= nothing, torch.ones_like(rank), rank)
 
 
 def straightness(z_BTD: torch.Tensor) -> torch.Tensor:
