@@ -155,7 +155,10 @@ def load_tensors(directory: Path, document: dict[str, Any], name: str = WEIGHTS)
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], source: Path) -> None:
-    """Raise unless both mappings have the same names, shapes and kinds of numbers; bf16 may stand for float32."""
+    """Raise unless both mappings have the same names, shapes and kinds of numbers, all of them finite.
+
+    bf16 may stand for float32.
+    """
     problems = [f"missing {name}" for name in expected if name not in tensors]
     problems += [f"unexpected {name}" for name in tensors if name not in expected]
     problems += [
@@ -169,8 +172,14 @@ def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, to
         if name in tensors and tensors[name].dtype not in _dtypes_for(expected[name].dtype)
     ]
     if problems:
-        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise CheckpointError(f"The weights in {source} do not fit the model they describe: {shown}.")
+        raise CheckpointError(f"The weights in {source} do not fit the model they describe: {_shortened(problems)}.")
+    if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        what = f"The weights in {source} are not all finite numbers: {_shortened(broken)}"
+        raise CheckpointError(f"{what}. Train the model again, or take an earlier checkpoint.")
+
+
+def _shortened(items: list[str]) -> str:
+    return "; ".join(items[:5]) + (f"; and {len(items) - 5} more" if len(items) > 5 else "")
 
 
 def _dtypes_for(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -261,11 +270,19 @@ def newest_whole(directory: Path) -> tuple[Path | None, list[str]]:
         try:
             document = load_document(folder)
             for name in dict.fromkeys((WEIGHTS, OPTIMIZER, *document["files"])):
-                load_tensors(folder, document, name)
+                tensors = load_tensors(folder, document, name)
+                _check_exact(tensors if name == WEIGHTS else {}, folder)
             return folder, problems
         except (CheckpointError, FileError) as error:
             problems.append(str(error))
     return None, problems
+
+
+def _check_exact(weights: Tensors, folder: Path) -> None:
+    """Refuse what `lewm export` rounded, from which no run continues as it would have."""
+    if any(tensor.dtype == torch.bfloat16 for tensor in weights.values()):
+        problem = f"{folder} has weights in bf16, as an exported model has"
+        raise CheckpointError(f"{problem}. A run continues from the float32 ones of its own checkpoints.")
 
 
 def write_folder(target: Path, fill: Callable[[Path], object]) -> None:

@@ -232,6 +232,13 @@ class TrainConfig(Checked):
         self._require(0 <= self.final_lr_fraction <= 1, "final_lr_fraction", "in [0, 1]")
         self._require(self.schedule_steps is None or self.schedule_steps > 0, "schedule_steps", "positive")
 
+    def check_schedule(self) -> None:
+        """Refuse a learning rate that never comes down. Runs of earlier versions may have one, and are read."""
+        end, name = self.steps, "steps"
+        if self.schedule_steps is not None and self.schedule_steps < end:
+            end, name = self.schedule_steps, "schedule_steps"
+        self._require(self.warmup_steps < end, "warmup_steps", f"less than train.{name} ({end})")
+
 
 @dataclass(frozen=True)
 class LoaderConfig(Checked):

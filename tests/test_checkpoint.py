@@ -22,7 +22,9 @@ from safetensors.torch import load_file, save_file
 
 import lewm
 from lewm import checkpoint
+from lewm.cli import info
 from lewm.errors import CheckpointError, FileError, LewmError
+from lewm.export.writer import export_run
 from lewm.files import file_digest, json_digest
 from lewm.methods import files
 from lewm.methods.lewm import LeWM
@@ -129,6 +131,59 @@ def test_whoever_may_read_the_description_may_read_the_weights(saved: Path) -> N
 def test_a_missing_tensor_is_named(saved: Path) -> None:
     rewrite_weights(saved, lambda tensors: tensors.pop("encoder.cls_token"))
     with pytest.raises(CheckpointError, match=r"missing encoder\.cls_token"):
+        load(saved)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_weights_that_are_not_finite_are_refused(saved: Path, tmp_path: Path, number: float, kind: torch.dtype) -> None:
+    """By everyone who loads: to plan, to say what is there, to export."""
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["encoder.positions"] = tensors["encoder.positions"].to(kind)
+        tensors["encoder.positions"].view(-1)[3] = number
+
+    rewrite_weights(saved, spoil)
+    for use in (load, lambda folder: info.model(str(folder)), lambda folder: export_run(folder, tmp_path / "out")):
+        with pytest.raises(CheckpointError, match=r"not all finite numbers: encoder\.positions\. Train"):
+            use(saved)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "found"),
+    [
+        ({"sequences": torch.full((6, 4, 2), torch.nan)}, "some that are not finite"),
+        ({"sequences": torch.zeros(6, 4, 3)}, r"of shape \(6, 4, 3\)"),
+        ({"sequences": torch.zeros(6, 4, 2, dtype=torch.int64)}, "torch.int64"),
+        ({"others": torch.zeros(6, 4, 2)}, r"of shape \(0,\)"),
+    ],
+)
+def test_recorded_actions_that_are_none_are_refused(tmp_path: Path, tensors: dict[str, Any], found: str) -> None:
+    model = random_model()
+    content = {checkpoint.WEIGHTS: model.own_state(), checkpoint.ACTIONS: tensors}
+    checkpoint.save_model(tmp_path / "model", content, files.describe(model))
+    with pytest.raises(CheckpointError, match=rf"{checkpoint.ACTIONS} must hold finite float32 numbers.*{found}"):
+        load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [
+        ([0.1, 0.2], [1.0, 0.0]),
+        ([0.1, 0.2], [1.0, -1.0]),
+        ([0.1, 0.2], [1.0, 1e-50]),  # which is 0 as float32
+        ([0.1, 1e300], [1.0, 1.0]),
+        ([0.1, float("nan")], [1.0, 1.0]),
+        ([0.1], [1.0]),
+        ([0.1, 0.2, 0.3], [1.0, 1.0, 1.0]),
+        ([0.1, 0.2], [1.0]),
+    ],
+)
+def test_statistics_that_give_no_finite_actions_are_refused(saved: Path, mean: list[float], std: list[float]) -> None:
+    facts = json.loads((saved / checkpoint.CONFIG).read_text())["facts"]
+    rewrite_config(saved, facts=facts | {"actions": {"mean": mean, "std": std}})
+    with pytest.raises(CheckpointError, match=r"config\.json: facts\.actions"):
         load(saved)
 
 

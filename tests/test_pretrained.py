@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from lewm.checkpoint import load_document, pretrained_models
+from lewm.checkpoint import CONFIG, load_document, pretrained_models
 from lewm.data.generate import HELD_OUT_SEED, generate_episode
+from lewm.errors import CheckpointError
 from lewm.export.card import CARD, model_card
 from lewm.methods.lewm import LeWM
 
@@ -24,6 +27,30 @@ def test_every_model_is_here():
 def test_a_card_says_what_the_model_knows_of_itself(name: str):
     folder, model = pretrained_models()[name], LeWM.from_pretrained(name, device="cpu")
     assert (folder / CARD).read_text(encoding="utf-8") == model_card(name, load_document(folder), model)
+
+
+@pytest.mark.parametrize("name", UNFORESEEN)
+def test_a_model_says_how_its_data_were_collected(name: str):
+    document = load_document(pretrained_models()[name])
+    told, data = document["run"]["collect"], document["data"]
+    for item in ("episodes", "resolution", "frame_stride", "exploration", "mistakes"):
+        assert told[item] == data[item], item
+    assert told["demos"] == (f"sha256:{data['demonstrations']}" if data["demonstrations"] else None)
+    if name == "cube":
+        assert (told["episodes"], told["exploration"], told["mistakes"]) == (16_000, 0.6, 0.7)
+
+
+@pytest.mark.parametrize("name", UNFORESEEN)
+def test_settings_that_no_tensor_shows_cannot_be_edited(name: str, tmp_path: Path):
+    """As the number of heads, with which the same weights compute something else."""
+    for path in pretrained_models()[name].iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / CONFIG).unlink()
+    text = (pretrained_models()[name] / CONFIG).read_text(encoding="utf-8")
+    assert '"heads": 3' in text
+    (tmp_path / CONFIG).write_text(text.replace('"heads": 3', '"heads": 1'), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="is not what was written"):
+        LeWM.from_pretrained(tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize("name", UNFORESEEN)

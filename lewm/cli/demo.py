@@ -64,9 +64,7 @@ def run_demo(config: Config, out: Path, fresh: bool, console: Console) -> dict[s
     collect_with_progress(config.env, dataset, config.collect, config.seed, console)
     with training_bar(console) as monitor:
         result = train(config, monitor=monitor)
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return _finished_rates(out, config) or _evaluate(config, result, out, console)
+    return _finished_rates(out, config, result.checkpoint) or _evaluate(config, result, out, console)
 
 
 def _understand(out: Path) -> str:
@@ -92,9 +90,12 @@ def _clear(out: Path) -> None:
             (out / name).unlink(missing_ok=True)
 
 
-def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
-    """The rates of an evaluation that an earlier call finished with this configuration, if its report is there too."""
-    from lewm.evaluate.results import read_rates
+def _finished_rates(out: Path, config: Config, folder: Path) -> dict[str, Rate] | None:
+    """The rates of an evaluation that an earlier call finished with this configuration, if its report is there too.
+
+    folder: of the model's files, which must be what was evaluated.
+    """
+    from lewm.evaluate.results import model_files, read_rates
 
     if not (out / EVALUATION).is_file():
         return None
@@ -102,6 +103,10 @@ def _finished_rates(out: Path, config: Config) -> dict[str, Rate] | None:
     # Not compared as it stands in the file: a setting that did not exist yet had the value that is now the default.
     if read_config(document.get("config")) != config:
         raise ConfigError(f"{out} holds a demo with other settings. Start over with `lewm demo --fresh`.")
+    then, now = document.get("checkpoint") or {}, model_files(folder)
+    if then.get("weights_sha256") != now["weights_sha256"]:
+        problem = f"{out / EVALUATION} has the rates of another model than {folder}"
+        raise ConfigError(f"{problem}. Remove it to evaluate this one, or start over with `lewm demo --fresh`.")
     return read_rates(out / EVALUATION) if (out / REPORT).is_file() else None
 
 

@@ -84,8 +84,6 @@ def run(arguments: list[str]) -> None:
     with training_bar(console) as monitor:
         result = loop.train(config, args.resume, monitor)
     say(f"{result.steps} steps; checkpoint: {result.checkpoint}")
-    if result.interrupted:
-        raise KeyboardInterrupt
 
 
 def _explain() -> None:
@@ -101,8 +99,8 @@ def _train_along(config: Config, resume: str, rank: int) -> None:
     from lewm.train import loop
 
     try:
-        result = loop.train(config, resume)
+        loop.train(config, resume)
     except LewmError as error:
         raise type(error)(f"Process {rank}: {error}") from error
-    if result.interrupted:
-        raise SystemExit(130)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -160,7 +160,7 @@ def _curve_charts(metrics: list[dict[str, Any]]) -> str:
                 axes.plot(*zip(*points, strict=True), style, label=label)
         if len(axes.lines) > 1:
             axes.legend()
-        if key.endswith("loss"):
+        if key.endswith("loss") and all(np.min(line.get_ydata()) > 0 for line in axes.lines):
             axes.set_yscale("log", subs=(2, 5))
             axes.yaxis.set(major_formatter="{x:g}", minor_formatter="{x:g}")
         if target is not None:

@@ -16,6 +16,7 @@ from lewm.evaluate.stats import Rate
 from lewm.export.commands import asked_for, collect_command, eval_command, train_command
 from lewm.files import read_json
 from lewm.methods.base import Method
+from lewm.plan.futures import can_plan
 from lewm.presets import changed, read_config
 
 CARD = "README.md"
@@ -94,10 +95,12 @@ def model_card(name: str, description: dict[str, Any], model: Method) -> str:
     """The Markdown of a card. description: what the model's config.json says."""
     run = read_config(description["run"], lost=[])
     evaluations = [Evaluated.remembered(entry, run) for entry in description["evaluations"]]
+    plans = can_plan(model)
+    tags = "world-model, planning" if plans else "goal-conditioned, policy"
     sections = [
-        "---\nlibrary_name: lewm\nlicense: mit\ntags: [world-model, planning]\n---",
+        f"---\nlibrary_name: lewm\nlicense: mit\ntags: [{tags}]\n---",
         _introduction(name, model),
-        f"## Success\n{_success(evaluations)}",
+        f"## Success\n{_success(evaluations, plans)}",
         f"## Model\n{_table(_model_rows(model))}",
         f"## Data\n{_table(_data_rows(description['data']))}",
         f"## Training\n{_table(_training_rows(description['training'], run))}",
@@ -123,21 +126,26 @@ def _model_rows(model: Method) -> list[list[str]]:
     return [["", ""], *map(list, rows.items())]
 
 
-def _success(evaluations: Sequence[Evaluated]) -> str:
+def _success(evaluations: Sequence[Evaluated], plans: bool) -> str:
+    """Of a method that acts, nothing is said of plans, though its runs have settings for them."""
     if not evaluations:
         return "Not evaluated yet."
+    of_plans = ("replanning", "planner", "s per plan")
     header = ["pairs", "replanning", *RATES.values(), "solved at start", "planner", "s per plan"]
-    rows = [_success_row(evaluation) for evaluation in evaluations]
+    rows = [header, *(_success_row(evaluation) for evaluation in evaluations)]
+    if not plans:
+        rows = [[cell for name, cell in zip(header, row, strict=True) if name not in of_plans] for row in rows]
     settings, offset = evaluations[0].config.eval, evaluations[0].goal_offset
+    timed = " `s per plan`: the median; plans made together share their time equally." if plans else ""
+    doing = "Planning" if plans else "Acting"
     explained = (
-        "Planning with exactly these weights, after their conversion to bf16, on frozen pairs that no dataset has: "
+        f"{doing} with exactly these weights, after their conversion to bf16, on frozen pairs that no dataset has: "
         f"goals {offset} steps ahead, {settings.budget} actions allowed. `success`: the paper's protocol; `strict "
         "success` leaves out pairs that are solved at the start, and does not count passing through the goal. Wilson "
-        "intervals at 95 %. `random`: uniform actions on the same pairs. `s per plan`: the median; plans made together "
-        "share their time equally."
+        f"intervals at 95 %. `random`: uniform actions on the same pairs.{timed}"
     )
     where = "; ".join(sorted({_environment(evaluation) for evaluation in evaluations}))
-    return f"{explained}\n\n{_table([header, *rows])}\n\nEvaluated on {where}."
+    return f"{explained}\n\n{_table(rows)}\n\nEvaluated on {where}."
 
 
 def _place_in_table(evaluation: Evaluated) -> tuple[str, str, int]:

@@ -12,13 +12,15 @@ same weights knew of dataset and evaluations is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lewm import checkpoint
 from lewm.checked import to_dict
 from lewm.config import Config
+from lewm.data.record import collect_settings, dataset_record
 from lewm.data.store import EpisodeStore
 from lewm.errors import FileError
 from lewm.export.card import CARD, Evaluated, in_order, model_card
@@ -53,12 +55,13 @@ def export_run(source: str | Path, out: Path, evaluations: Sequence[Path] = ()) 
             entry for known in (_earlier_export(folder, digest), earlier) for entry in known.get("evaluations", ())
         )
         evaluated = in_order((*(Evaluated.remembered(entry, run) for entry in entries), *new))
+        data = document.get("data") or _data_record(run, model.facts.digest) or earlier.get("data")
         description: dict[str, Any] = {
             **describe(model),
             **{name: document[name] for name in ("imported_from",) if name in document},
             "training": _training(folder, document),
-            "data": document.get("data") or _data_facts(run) or earlier.get("data"),
-            "run": to_dict(portable(run)) if recorded else {},
+            "data": data,
+            "run": _described(run, data) if recorded else {},
             "evaluations": [evaluation.entry(run) for evaluation in evaluated],
         }
         card = model_card(out.name, description, model)
@@ -92,16 +95,21 @@ def _training(folder: Path, document: dict[str, Any]) -> dict[str, Any] | None:
     return {**training, "minutes": training["step"] / speeds[-1] / 60} if speeds else training
 
 
-def _data_facts(run: Config) -> dict[str, Any] | None:
-    """What a card says about the run's dataset, if it is still there."""
-    if run.data is None or not run.data.is_file():
+def _data_record(run: Config, digest: str | None) -> dict[str, Any] | None:
+    """What lies at the place of the run's dataset, if it is what the model was trained on: of older runs, which kept
+    no record of their own. digest: of that dataset.
+    """
+    if digest is None or run.data is None or not run.data.is_file():
         return None
     with EpisodeStore(run.data) as store:
-        asked = ("seed", "demonstrations", "generator", "exploration", "mistakes")
-        recorded = {name: store.attributes.get(name) for name in asked}
-        counts = {"episodes": store.num_episodes, "steps": store.num_rows, "frames": store.num_frames}
-        sizes = {"resolution": store.resolution, "frame_stride": store.frame_stride}
-        return {"environment": store.environment, **counts, **sizes, **recorded}
+        return dataset_record(store) if store.digest == digest else None
+
+
+def _described(run: Config, data: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The run's settings; how its data were collected is what the data say, or is left out."""
+    if data is not None:
+        return to_dict(portable(replace(run, collect=collect_settings(data, "The model's record of its dataset"))))
+    return {name: value for name, value in to_dict(portable(run)).items() if name != "collect"}
 
 
 def _earlier_export(out: Path, digest: str) -> dict[str, Any]:

@@ -137,12 +137,14 @@ class Method(nn.Module, ABC):
         return self.facts.recorded
 
     def normalise_actions(self, raw: torch.Tensor) -> torch.Tensor:
-        """Raw primitive actions (..., K, action_dim) -> z-scored blocks (..., A)."""
+        """Raw primitive actions (..., K, action_dim) -> z-scored blocks (..., A); whole numbers as float32."""
+        raw = raw if raw.is_floating_point() else raw.float()
         mean, std = self._stats_on(raw)
         return ((raw - mean) / std).flatten(-2)
 
     def denormalise_actions(self, blocks: torch.Tensor) -> torch.Tensor:
-        """z-scored blocks (..., A) -> raw primitive actions (..., K, action_dim)."""
+        """z-scored blocks (..., A) -> raw primitive actions (..., K, action_dim); whole numbers as float32."""
+        blocks = blocks if blocks.is_floating_point() else blocks.float()
         mean, std = self._stats_on(blocks)
         return blocks.unflatten(-1, (self.frame_skip, self.action_dim)) * std + mean
 

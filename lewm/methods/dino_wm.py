@@ -21,6 +21,7 @@ an agent senses P; A action block, D = N * F.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -243,12 +244,14 @@ class DinoWM(Method):
     def planning_encoder(self, precision: str = "auto") -> EncoderFunction:
         """uint8 frames (..., R, R, 3), and proprioception (..., P) if it is read -> flattened tokens (..., D).
 
-        In the precision of the features, whatever the one that is asked for.
+        In the precision of the features, whatever the one that is asked for; with a frozen copy of what is not frozen.
         """
         del precision
+        seen = {id(module): module for module in self.frozen()}  # large, and never to be changed
+        frozen = copy.deepcopy(self, memo=dict(seen)).eval().requires_grad_(False)
         if not self.settings.proprio:
-            return lambda pixels: self.see(pixels).flatten(-2)
-        return lambda pixels, proprio: self.joined(self.see(pixels), proprio).flatten(-2)
+            return lambda pixels: frozen.see(pixels).flatten(-2)
+        return lambda pixels, proprio: frozen.joined(frozen.see(pixels), proprio).flatten(-2)
 
     def planning_rollout(self, precision: str = "auto", differentiable: bool = False) -> RolloutFunction:
         """``rollout`` for less work, with a frozen copy of the weights.

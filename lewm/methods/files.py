@@ -21,6 +21,8 @@ from lewm.model.device import resolve_device
 from lewm.presets import read_config
 from lewm.types import ActionStats, DataFacts
 
+LEAST, MOST = 1e-30, 1e30  # of a statistic
+
 
 def load(source: str | Path, device: str | torch.device = "auto") -> Method:
     """Load a model of any method, in evaluation mode and float32.
@@ -41,7 +43,7 @@ def from_document(document: dict[str, Any], directory: Path) -> Method:
     """An untrained model of the method, architecture and facts that a description says; ``directory`` is its folder."""
     recorded = None
     if checkpoint.ACTIONS in document["files"]:
-        recorded = checkpoint.load_tensors(directory, document, checkpoint.ACTIONS).get("sequences")
+        recorded = checkpoint.load_tensors(directory, document, checkpoint.ACTIONS).get("sequences", torch.empty(0))
     checkpoint.section(document, "run", directory)
     facts = read_facts(document, directory, recorded)
     with _blaming(directory):
@@ -49,7 +51,21 @@ def from_document(document: dict[str, Any], directory: Path) -> Method:
         numbers = settings.inputs().action_dim
         if facts.actions and len(facts.actions.mean) != numbers:
             raise ConfigError(f"facts.actions must have {numbers} means, as actions have, got {facts.actions.mean}.")
+    _check_recorded(recorded, numbers, directory)
+    with _blaming(directory):
         return settings.build(facts)
+
+
+def _check_recorded(recorded: torch.Tensor | None, numbers: int, directory: Path) -> None:
+    """Refuse recorded actions that are no sequences (N, T, action_dim) of finite float32 numbers."""
+    if recorded is None:
+        return
+    fits = recorded.dtype == torch.float32 and recorded.ndim == 3 and recorded.shape[-1] == numbers
+    if not (fits and recorded.isfinite().all()):
+        wanted = f"finite float32 numbers of shape (sequences, steps, {numbers})"
+        found = f"{recorded.dtype} of shape {tuple(recorded.shape)}" if not fits else "some that are not finite"
+        file = directory / checkpoint.ACTIONS
+        raise CheckpointError(f"{file} must hold {wanted} as 'sequences', got {found}. Copy or export the model again.")
 
 
 def read_facts(document: dict[str, Any], directory: Path, recorded: torch.Tensor | None = None) -> DataFacts:
@@ -139,7 +155,9 @@ class _Stats(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(len(self.mean) == len(self.std) > 0, "std", f"as many numbers as the mean has ({len(self.mean)})")
-        self._require(all(value > 0 for value in self.std), "std", "positive")
+        # As float32, in which models compute, less would be 0 and more infinite.
+        self._require(all(LEAST <= value <= MOST for value in self.std), "std", f"positive, from {LEAST} to {MOST}")
+        self._require(all(abs(value) <= MOST for value in self.mean), "mean", f"at most {MOST} in size")
 
 
 @dataclass(frozen=True)

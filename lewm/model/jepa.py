@@ -153,10 +153,10 @@ class JEPA(nn.Module):
 
     def planning_encoder(self, precision: str = "auto") -> EncoderFunction:
         """``encode`` for a planner, in a precision as for ``planning_rollout``, with a frozen copy of the weights."""
+        frozen = copy.deepcopy(self).eval().requires_grad_(False)
         if planning_dtype(precision, self.device) == torch.float32:
-            return self.encode
+            return frozen.encode
         # Products are bf16 as in training. Their weights are converted now, not at every call.
-        frozen = copy.deepcopy(self)
         frozen.use_kernels(False)  # they are for a training step's hundreds of frames
         for layer in [*frozen.encoder.heavy_layers(), frozen.projector.hidden, frozen.projector.out]:
             layer.to(torch.bfloat16)

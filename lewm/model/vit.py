@@ -26,6 +26,7 @@ from lewm.types import Array
 
 LAYER_NORM_EPS = 1e-12
 INIT_STD = 0.02
+CHANGED_LEVELS = 1.0  # grey levels by which a patch differs on average before it is worth a remark
 
 
 class PatchEmbedding(nn.Module):
@@ -195,7 +196,9 @@ class ViT(Encoder):
         """A sentence if frames, uint8 (N, R, R, 3), show more than is looked at."""
         if not self.kept_patches:
             return []
-        counts = changed_patches(frames, self.background.cpu().numpy(), self.patch_size)
+        # What differs by less than the noise is background to the encoder as well.
+        threshold = max(CHANGED_LEVELS, self.background_noise)
+        counts = changed_patches(frames, self.background.cpu().numpy(), self.patch_size, threshold)
         crowded = int((counts > self.kept_patches).sum())
         if not crowded:
             return []
@@ -253,7 +256,7 @@ class ViT(Encoder):
         return self.summary(x, change)
 
 
-def changed_patches(frames: Array, empty: Array, patch_size: int, threshold: float = 1.0) -> Array:
+def changed_patches(frames: Array, empty: Array, patch_size: int, threshold: float = CHANGED_LEVELS) -> Array:
     """How many patches of each frame are not background: uint8 (N, R, R, 3), (R, R, 3) -> int (N,).
 
     A patch counts if its pixels differ from the background's by more than ``threshold`` grey levels on average.

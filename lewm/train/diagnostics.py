@@ -10,6 +10,7 @@ import torch.nn.functional as F
 # 4 of 192 after the warm-up and 10 to 13 in the end.
 COLLAPSED_STD = 0.1
 COLLAPSED_RANK = 1.9
+ROUNDING = 1e-6  # of float32, in shares of the largest number: what varies less does not vary
 
 
 def embedding_std(z_BTD: torch.Tensor) -> torch.Tensor:
@@ -18,11 +19,17 @@ def embedding_std(z_BTD: torch.Tensor) -> torch.Tensor:
 
 
 def effective_rank(z_BTD: torch.Tensor) -> torch.Tensor:
-    """exp of the entropy of the covariance's normalised eigenvalues: how many directions are in use."""
+    """exp of the entropy of the covariance's normalised eigenvalues: how many directions are in use.
+
+    1, the least there is, where the embeddings are all the same: what rounding leaves of them points everywhere.
+    """
     z = z_BTD.flatten(0, 1).float()
-    eigenvalues = torch.linalg.eigvalsh(torch.cov(z.T)).clamp_min(1e-12)
-    share = eigenvalues / eigenvalues.sum()
-    return (-(share * share.log()).sum()).exp()
+    eigenvalues = torch.linalg.eigvalsh(torch.cov(z.T)).clamp_min(0)
+    total = eigenvalues.sum()
+    nothing = z.shape[1] * (ROUNDING * z.abs().max()).square()
+    share = eigenvalues / total
+    rank = (-torch.xlogy(share, share).sum()).exp()
+    return torch.where(total <= nothing, torch.ones_like(rank), rank)
 
 
 def straightness(z_BTD: torch.Tensor) -> torch.Tensor:

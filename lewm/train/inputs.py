@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from lewm.config import Config
+from lewm.config import CollectConfig, Config
 from lewm.data.features import Features, build_features
 from lewm.data.frames import FrameSource, open_frames
 from lewm.data.proprio import read_proprio
+from lewm.data.record import collect_settings, dataset_record
 from lewm.data.stats import BACKGROUND_FRAMES, action_stats, background, recorded_actions, spread_frames
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import Windows, split_episodes
@@ -39,6 +40,14 @@ class Dataset:
     def summary(self) -> dict[str, Any]:
         """What tells it from another dataset, in few words."""
         return {"episodes": self.store.num_episodes, "digest": self.store.digest}
+
+    def record(self) -> dict[str, Any]:
+        """What files of a model say of it."""
+        return dataset_record(self.store)
+
+    def collected(self) -> CollectConfig:
+        """The settings of `lewm collect` that make it."""
+        return collect_settings(self.record(), str(self.store.path))
 
     def facts(self, config: Config) -> DataFacts:
         """What a model of this config learns of the episodes for training before it is trained."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import time
@@ -17,23 +18,23 @@ class MetricsLog:
     """Appends measurements to ``metrics.jsonl`` and to TensorBoard.
 
     A resumed run repeats the steps after its checkpoint, so their old entries are dropped first: every step appears
-    once.
+    once. What is not finite is null in the file, since JSON has no such numbers.
     """
 
     def __init__(self, directory: Path, first_step: int) -> None:
         self.path = directory / "metrics.jsonl"
         with disk_errors(self.path):
             directory.mkdir(parents=True, exist_ok=True)
-            kept = [row for row in read_metrics(self.path) if row["step"] < first_step]
+            kept = [row for row in _rows(self.path) if row["step"] < first_step]
             with completing(self.path) as temporary:
-                temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+                temporary.write_text("".join(map(_line, kept)))
             self._file = self.path.open("a")
             self._board = _Board(directory / "tensorboard", first_step)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Record measurements of one step."""
         with disk_errors(self.path):
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.write(_line({"step": step, **values}))
             self._file.flush()
             self._board.write(step, values)
 
@@ -77,8 +78,25 @@ class _Board:
         self._file.close()
 
 
+def _line(row: dict[str, Any]) -> str:
+    """A row of ``metrics.jsonl``."""
+    plain = {name: None if _is_no_number(value) else value for name, value in row.items()}
+    return json.dumps(plain, allow_nan=False) + "\n"
+
+
+def _is_no_number(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a ``metrics.jsonl``, up to the first line that is none: a crash cuts the last one short."""
+    """The rows of a ``metrics.jsonl``, up to the first line that is none: a crash cuts the last one short.
+
+    A measurement that was not finite is left out of its row.
+    """
+    return [{name: value for name, value in row.items() if not _is_no_number(value)} for row in _rows(path)]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:

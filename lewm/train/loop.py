@@ -9,16 +9,18 @@ agree as far as two runs on that GPU agree, whose attention sums gradients in no
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 import torch
 
+from lewm import checkpoint
 from lewm.config import Config
 from lewm.data.windows import Windows, batch_indices
 from lewm.errors import TrainingError
@@ -30,20 +32,19 @@ from lewm.train.inputs import Dataset, TrainingData, compute_features, load_wind
 from lewm.train.optim import make_optimizer
 from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState, decisive_settings
-from lewm.train.step import CapturedStep, PlainStep, StepFunction
+from lewm.train.step import CapturedStep, PlainStep, StepFunction, step_arithmetic
 from lewm.train.trainer import INITIAL_WEIGHTS, WINDOWS, SilentMonitor, Trainer, TrainingMonitor
 from lewm.types import Batch, Peers
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a call of ``train`` ended. steps: completed in all."""
+    """What a call of ``train`` made. steps: completed in all."""
 
     directory: Path
     checkpoint: Path
     model: Method
     steps: int
-    interrupted: bool
 
 
 class Stoppable(Protocol):
@@ -95,6 +96,7 @@ def train(config: Config, resume: str = "auto", monitor: TrainingMonitor | None 
     """Train a model as ``config`` says, from its dataset to its run folder.
 
     resume: "auto" continues the run that config.out holds, if any; "never" refuses a folder that holds one.
+    Ctrl-C and SIGTERM end it with KeyboardInterrupt, after what was learned is on disk: the same call continues.
     Under torchrun this is a process of many, each of which calls it: see ``lewm.train.distributed``.
     """
     with join_processes(config.device) as (processes, device), explain_out_of_memory(config):
@@ -103,9 +105,12 @@ def train(config: Config, resume: str = "auto", monitor: TrainingMonitor | None 
         with prepared(config, resume, processes, device, monitor) as trainer, stop_on_signals(trainer):
             trainer.fit()
         assert trainer.last_checkpoint is not None  # fit() always ends with one
-        interrupted = trainer.step < config.train.steps
+        # By a signal to this process, perhaps at the very last step, or to another one of the run.
+        if trainer.stop_requested or trainer.step < config.train.steps:
+            monitor.note(f"Stopped after {trainer.step} steps; checkpoint: {trainer.last_checkpoint}")
+            raise KeyboardInterrupt
         model = trainer.state.method.eval()
-        return TrainResult(trainer.run.directory, trainer.last_checkpoint, model, trainer.step, interrupted)
+        return TrainResult(trainer.run.directory, trainer.last_checkpoint, model, trainer.step)
 
 
 @contextlib.contextmanager
@@ -118,8 +123,9 @@ def prepared(
     """
     part = processes.together(lambda: processes.part_of(config.train.batch_size))
     dataset = _agreed_dataset(config, processes)
+    config = replace(config, collect=processes.together(dataset.collected))
     state = _initial_state(config, dataset, device, processes)
-    run = Run(config.out or Path("runs/train"))
+    run = Run(config.out or Path("runs/train"), dataset.record())
     with contextlib.ExitStack() as stack:
         # Before the work: whoever may not write there need not wait for it.
         processes.together(lambda: _claim(run, config, resume, stack) if processes.is_first else None)
@@ -141,6 +147,8 @@ def prepared(
         trainer = Trainer(config, state, take_step, batches, data, run, processes, monitor)
         if newest is not None:
             trainer.resume(newest)
+            for note in _other_arithmetic(newest, config, device):
+                monitor.note(note)
         yield trainer
 
 
@@ -186,6 +194,19 @@ def _notes(data: TrainingData) -> Iterator[str]:
     yield f"{len(data.training)} training windows; {data.cache}."
     if data.training.skipped:
         yield f"{data.training.skipped} training episodes are shorter than a window and were left out."
+
+
+def _other_arithmetic(newest: Path, config: Config, device: torch.device) -> list[str]:
+    """A sentence if steps are computed in another precision from here on than the checkpoint's were."""
+    then = str(checkpoint.load_document(newest)["training"].get("device", ""))
+    # As checkpoints say it: "1 × NVIDIA H200, torch 2.11.0". What is neither of these two is a GPU of CUDA.
+    kind = re.split(r"[,:]", then.partition(" × ")[2])[0]
+    before = step_arithmetic(config.train, kind if kind in ("cpu", "mps") else "cuda")
+    now = step_arithmetic(config.train, device.type)
+    if not kind or before == now:
+        return []
+    remedy = f"For the arithmetic that it began in, continue on {'CUDA' if before == 'bf16' else 'the device of then'}"
+    return [f"Until here steps were computed in {before} ({then}), from here on in {now} ({device}). {remedy}."]
 
 
 def _remarks(method: Method, dataset: Dataset, processes: Processes) -> list[str]:

@@ -11,8 +11,8 @@ RUN/.lock                          while a process trains
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,10 @@ class Saved:
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of one training run."""
+    """The folder of one training run. data: what its models say of the dataset (``lewm.data.record``)."""
 
     directory: Path
+    data: Mapping[str, Any] | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -102,8 +103,7 @@ class Run:
             write_json(self._description, to_dict(config))
             return None, []
         # What is free may have changed, and an earlier version's description becomes one of this version.
-        newest = replace(config, collect=earlier.collect, plan=earlier.plan, eval=earlier.eval)
-        write_json(self._description, to_dict(newest))
+        write_json(self._description, to_dict(config))
         checkpoint.recover(self.checkpoints)
         checkpoint.recover(self.series)
         return checkpoint.newest_whole(self.checkpoints)
@@ -113,10 +113,12 @@ class Run:
         earlier = self._earlier()
         if earlier is not None:
             self._check_same_run(earlier, config, resume)
-        elif self.directory.exists() and not all(map(_is_beginning, self.directory.iterdir())):
+            return
+        if self.directory.exists() and not all(map(_is_beginning, self.directory.iterdir())):
             raise TrainingError(
                 f"{self.directory} is not empty and is not a training run. Choose another folder with --out."
             )
+        config.train.check_schedule()  # what began before it was checked may end
 
     @property
     def _description(self) -> Path:
@@ -152,7 +154,7 @@ class Run:
     def save(self, step: int, state: TrainingState, progress: dict[str, Any]) -> tuple[Path, list[str]]:
         """Write the checkpoint of ``step`` completed steps, and remove all but the newest; says what did not go."""
         target = self._place(step)
-        extra = {"training": {"step": step, **progress}, "run": read_json(self._description)}
+        extra = self._origin(step, progress)
         moments = optimizer_tensors(state.optimizer, state.method)
         checkpoint.write_folder(target, lambda folder: save(state.method, folder, extra, moments))
         return target, checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS, step)
@@ -160,9 +162,14 @@ class Run:
     def keep(self, step: int, method: Method, progress: dict[str, Any]) -> None:
         """Write the small model of ``step`` completed steps, which stays."""
         target = self.series / self._place(step).name
-        extra = {"training": {"step": step, **progress}, "run": read_json(self._description)}
+        extra = self._origin(step, progress)
         tensors = {checkpoint.WEIGHTS: bf16_tensors(method)}
         checkpoint.write_folder(target, lambda folder: checkpoint.save_model(folder, tensors, describe(method) | extra))
+
+    def _origin(self, step: int, progress: dict[str, Any]) -> dict[str, Any]:
+        """What a model of the run says of where it comes from."""
+        training, run = {"step": step, **progress}, read_json(self._description)
+        return {"training": training, "run": run, "data": self.data and dict(self.data)}
 
     def series_note(self, method: Method, settings: TrainConfig) -> str:
         """How much disk the series of small models takes in the end."""

@@ -42,8 +42,13 @@ StepFunction = Callable[[Batch, Draws], StepResult]
 
 def step_precision(settings: TrainConfig, device: torch.device) -> torch.autocast:
     """The precision of a step's arithmetic; weights and optimiser state are always float32."""
-    enabled = settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
-    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+    return torch.autocast(device.type, torch.bfloat16, enabled=step_arithmetic(settings, device.type) == "bf16")
+
+
+def step_arithmetic(settings: TrainConfig, device_type: str) -> str:
+    """What "auto" stands for: "bf16" on CUDA, "float32" elsewhere."""
+    auto = "bf16" if device_type == "cuda" else "float32"
+    return auto if settings.precision == "auto" else settings.precision
 
 
 def preferred_attention(device: torch.device) -> contextlib.AbstractContextManager[None]:

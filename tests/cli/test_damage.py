@@ -23,7 +23,7 @@ READERS = {
         "data show {dataset} --out {out}.gif",
         "data check {dataset} --contact-sheet {out}.png",
         "data convert {dataset} {out} --to folder",
-        "train debug --data {dataset} --device cpu --out {out}_run --train.steps 1 --loader.cache disk",
+        "train debug --data {dataset} --device cpu --out {out}_run --train.steps 3 --loader.cache disk",
     ],
     "results": [
         "compare {results} {others}",

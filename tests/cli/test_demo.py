@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from lewm.config import Config
 from lewm.errors import LewmError
 from lewm.evaluate.results import LABELS
 from lewm.evaluate.stats import Rate
-from lewm.files import only_writer
+from lewm.files import file_digest, json_digest, only_writer
 from lewm.presets import preset
+from lewm.train.loop import train
 
 CONFIG = replace(preset("debug"), device="cpu")
 REUSED = ("dataset.h5", "training/checkpoints", "evaluation.json", "report.html")
@@ -103,6 +105,30 @@ def test_a_missing_report_is_made_from_the_same_evaluation(finished: tuple[Path,
     assert demo(out)[0] == rates
     assert state_of(out, *REUSED[:3]) == before
     assert (out / "report.html").is_file()
+
+
+def test_rates_of_an_earlier_model_are_not_those_of_another(tmp_path: Path):
+    """As after a training elsewhere, or by another version: other weights with the same settings."""
+    out = tmp_path / "demo"
+    demo(out)
+    shutil.rmtree(out / "training")
+    steep = replace(CONFIG, data=out / "dataset.h5", out=out / "training", train=replace(CONFIG.train, lr=0.01))
+    train(steep)
+    for path in (out / "training" / "config.json", out / "training" / "checkpoints" / "step_0000008" / "config.json"):
+        document = json.loads(path.read_text())
+        document.get("run", document)["train"]["lr"] = CONFIG.train.lr
+        if "digest" in document:
+            del document["digest"]
+            document["digest"] = json_digest(document)
+        path.write_text(json.dumps(document))
+    before = state_of(out, *REUSED)
+    with pytest.raises(LewmError, match=r"evaluation\.json has the rates of another model than .*step_0000008"):
+        demo(out)
+    assert state_of(out, *REUSED) == before
+    (out / "evaluation.json").unlink()
+    demo(out)
+    digest = json.loads((out / "evaluation.json").read_text())["checkpoint"]["weights_sha256"]
+    assert digest == file_digest(out / "training" / "checkpoints" / "step_0000008" / "model.safetensors")
 
 
 def test_starting_over_gives_the_same_figures_and_spares_other_files(finished: tuple[Path, dict[str, Rate]]):

@@ -166,11 +166,12 @@ def test_unknown_options_name_the_nearest(lewm: Lewm, arguments: list[str], near
     assert answer.out == ""
 
 
-def test_training_takes_no_settings_of_planning(lewm: Lewm):
-    """Nor does it write into a run how it is to be evaluated."""
-    answer = lewm("train", "debug", "--plan.elites", "9")
+@pytest.mark.parametrize("option", ["--plan.elites", "--collect.episodes"])
+def test_training_takes_no_settings_of_other_verbs(lewm: Lewm, option: str):
+    """Its data are what they are, and how it is evaluated is not for it to say."""
+    answer = lewm("train", "debug", option, "9")
     assert answer.status == 2
-    assert "Unrecognized options: --plan.elites" in answer.err
+    assert f"Unrecognized options: {option}" in answer.err
 
 
 def test_options_have_types(lewm: Lewm):
@@ -248,7 +249,8 @@ def test_training_and_the_demo_do_not_meet(lewm: Lewm, tmp_path: Path, monkeypat
     report.write_text("of a demo")
     collecting = ("collect", "tworoom", "--episodes", 8, "--resolution", 28, "--workers", 1)
     assert lewm(*collecting).status == 0
-    tiny = ("--method.encoder.image-size", 28, "--train.steps", 1, "--train.batch-size", 8, "--device", "cpu")
+    sizes = "--method.encoder.image-size 28 --train.steps 1 --train.warmup-steps 0 --train.batch-size 8"
+    tiny = (*sizes.split(), "--device", "cpu")
     answer = lewm("train", "demo", "--data", "data/tworoom.h5", *tiny)
     assert (answer.status, answer.err) == (0, "")
     assert "checkpoint: runs/train_demo/checkpoints/step_0000001" in answer.out

@@ -49,7 +49,7 @@ from lewm import cli
 from lewm.evaluate.manifest import build_manifest
 
 assert cli.run("collect puck --episodes 20 --resolution 28 --workers 2 --out puck.h5".split()) == 0
-assert cli.run("train debug --env puck --data puck.h5 --out run --train.steps 2 --device cpu".split()) == 0
+assert cli.run("train debug --env puck --data puck.h5 --out run --train.steps 3 --device cpu".split()) == 0
 build_manifest("puck", 2, 10, Path("pairs.json"))
 assert cli.run("eval run --manifest pairs.json --eval.episodes 2 --eval.workers 2 --device cpu".split()) == 0
 """
@@ -59,11 +59,11 @@ def test_the_example_from_collecting_to_evaluating(folder: Path) -> None:
     done = python(folder, "-c", PIPELINE, LEWM_ENVS="my_world")
     assert done.returncode == 0, done.stderr
     assert "20 episodes (20 new)" in done.stdout
-    assert "2 steps; checkpoint" in done.stdout
+    assert "3 steps; checkpoint" in done.stdout
     with h5py.File(folder / "puck.h5") as file:
         assert file.attrs["environment"] == "mine/Puck-v0"
         assert len(file["ep_len"]) == 20
-    results = json.loads(next(folder.glob("run/evaluations/step_0000002/*.json")).read_text())
+    results = json.loads(next(folder.glob("run/evaluations/step_0000003/*.json")).read_text())
     assert results["environment"] == "mine/Puck-v0"
     assert len(results["episodes"]) == 2
 

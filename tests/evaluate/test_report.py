@@ -19,7 +19,7 @@ from lewm.evaluate import animation
 from lewm.evaluate.animation import episodes_gif
 from lewm.evaluate.episodes import Task, run_episodes
 from lewm.evaluate.policies import RandomPolicy
-from lewm.evaluate.report import choose_episodes, write_report
+from lewm.evaluate.report import _curve_charts, choose_episodes, write_report
 from lewm.evaluate.results import LABELS, Evaluation
 from lewm.presets import preset
 from lewm.types import EpisodeResult, EpisodeSpec, Plan
@@ -221,6 +221,14 @@ def test_without_plans(tmp_path: Path, evaluation: Evaluation):
     bare = replace(evaluation, results=evaluation.random_results)
     page = Page(write_report(tmp_path / "report.html", bare, METRICS, {}).read_text())
     assert "without plans" in page.sections["imagination"]
+
+
+def test_losses_below_zero_are_drawn():
+    """As those of methods that act: a logarithmic axis would leave them out."""
+    rows = [{"step": step, "loss": 1.0 - step} for step in (1, 2, 3)]
+    curves = re.findall(r'<path d="(M [^"]*)"[^>]*clip-path', _curve_charts(rows))
+    (points,) = (re.findall(r"[ML] (\S+) (\S+)", curve) for curve in curves if curve.count("L ") == 2)
+    assert len({height for _, height in points}) == 3
 
 
 def test_distances_that_are_no_numbers_are_not_drawn(tmp_path: Path, evaluation: Evaluation):

@@ -18,13 +18,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import lewm
 from lewm import checkpoint, cli
 from lewm.cli import info
 from lewm.cli.collect import CollectArgs
 from lewm.cli.eval import EvalArgs
 from lewm.cli.frame import parse
 from lewm.cli.train import TrainArgs
-from lewm.config import Config, IcemConfig, PlanConfig
+from lewm.config import CollectConfig, Config, IcemConfig, PlanConfig
+from lewm.data.collect import collect
+from lewm.data.record import collect_settings
 from lewm.data.store import EpisodeStore
 from lewm.errors import CheckpointError, DataError
 from lewm.evaluate.results import model_files
@@ -36,7 +39,7 @@ from lewm.files import json_digest
 from lewm.methods.files import run_settings
 from lewm.methods.lewm import LeWM
 from lewm.plan.planner import Planner
-from lewm.presets import preset
+from lewm.presets import preset, read_config
 from lewm.train.loop import train
 
 
@@ -99,7 +102,7 @@ def test_a_background_is_exported_as_it_is(debug_config: Config, tmp_path: Path)
 
 
 def test_recorded_actions_go_from_the_data_to_whoever_plans(debug_config: Config, tmp_path: Path) -> None:
-    config = replace(debug_config, out=tmp_path / "run", train=replace(debug_config.train, steps=2))
+    config = replace(debug_config, out=tmp_path / "run", train=replace(debug_config.train, steps=2, warmup_steps=1))
     result = train(config)
     out = export_run(tmp_path / "run", tmp_path / "toy")
     plan = replace(preset("debug").plan, solver="icem", icem=IcemConfig(recorded=1))
@@ -255,9 +258,22 @@ def test_a_card_keeps_its_figures_as_long_as_the_weights_stay(
         export_run(debug_run, exported)
     assert contents(exported) == before
 
-    shorter = replace(debug_config, out=tmp_path / "run", train=replace(debug_config.train, steps=2))
+    shorter = replace(debug_config, out=tmp_path / "run", train=replace(debug_config.train, steps=2, warmup_steps=1))
     train(shorter)
     assert "Not evaluated yet." in (export_run(tmp_path / "run", exported) / CARD).read_text(), "other weights"
+
+
+def test_a_card_of_a_method_that_acts_speaks_of_no_plans(debug_config: Config, tmp_path: Path) -> None:
+    acting = preset("debug", "gcbc")
+    train(replace(debug_config, method=acting.method, train=acting.train, out=tmp_path / "run"))
+    out = export_run(tmp_path / "run", tmp_path / "toy")
+    run = run_settings(checkpoint.load_document(out), out)
+    path = tmp_path / "result.json"
+    evaluate(lewm.load(out, "cpu"), replace(run, device="cpu")).save(path, model_files(out))
+    card = (export_run(tmp_path / "run", out, [path]) / CARD).read_text()
+    assert "Acting with exactly these weights" in card
+    assert "| pairs | success | strict success | random | random, strict | solved at start |" in card
+    assert not {word for word in ("planner", "replanning", "cem", "horizon", "per plan") if word in card}
 
 
 def test_figures_of_other_weights_are_refused(exported: Path, debug_run: Path, tmp_path: Path) -> None:
@@ -274,19 +290,74 @@ def test_figures_of_other_weights_are_refused(exported: Path, debug_run: Path, t
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_known_of_the_dataset_outlives_it(debug_config: Config, debug_run: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def moving(debug_config: Config, debug_run: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A run and the place of its dataset, which may change."""
     assert debug_config.data is not None
-    data = shutil.copy(debug_config.data, tmp_path / "gone.h5")
-    run = shutil.copytree(debug_run, tmp_path / "run")
-    path = run / "checkpoints" / "step_0000008" / checkpoint.CONFIG
+    data = Path(shutil.copy(debug_config.data, tmp_path / "data.h5"))
+    run = Path(shutil.copytree(debug_run, tmp_path / "run"))
+    change_description(run, lambda document: document["run"].update(data=str(data)))
+    return run, data
+
+
+def change_description(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = checkpoint.resolve(run) / checkpoint.CONFIG
     document = json.loads(path.read_text())
-    document["run"]["data"] = str(data)
+    change(document)
     rewrite(path, document)
+
+
+def before_there_were_records(run: Path) -> None:
+    change_description(run, lambda document: document.pop("data"))
+
+
+def test_a_card_tells_what_was_trained_on_whatever_lies_there_today(moving: tuple[Path, Path], tmp_path: Path) -> None:
+    run, data = moving
     first = contents(export_run(run, tmp_path / "toy"))
+    assert "| episodes | 8, of " in (tmp_path / "toy" / CARD).read_text()
     data.unlink()
-    assert contents(export_run(run, tmp_path / "toy")) == first
+    collect("tworoom", data, CollectConfig(episodes=9, resolution=28, workers=1, exploration=0.5), seed=7)
+    assert contents(export_run(run, tmp_path / "other" / "toy")) == first
+    data.unlink()
+    assert contents(export_run(run, tmp_path / "third" / "toy")) == first
+
+
+def test_of_an_older_run_only_its_own_dataset_is_described(moving: tuple[Path, Path], tmp_path: Path) -> None:
+    run, data = moving
+    before_there_were_records(run)
+    first = contents(export_run(run, tmp_path / "toy"))
+    assert "| episodes | 8, of " in (tmp_path / "toy" / CARD).read_text()
+    data.unlink()
+    collect("tworoom", data, CollectConfig(episodes=9, resolution=28, workers=1), seed=7)
+    assert contents(export_run(run, tmp_path / "toy")) == first, "an earlier export knows"
     assert contents(export_run(tmp_path / "toy", tmp_path / "copies" / "toy")) == first
     assert "dataset | not recorded" in (export_run(run, tmp_path / "elsewhere") / CARD).read_text()
+    assert "collect" not in checkpoint.load_document(tmp_path / "elsewhere")["run"]
+
+
+def test_settings_of_collecting_are_those_of_the_data(debug_config: Config, tmp_path: Path) -> None:
+    """Of the run, of its checkpoints and of what is exported, whatever the preset would have collected."""
+    data, out = tmp_path / "explored.h5", tmp_path / "run"
+    made = CollectConfig(episodes=9, resolution=28, workers=1, exploration=0.5)
+    collect("tworoom", data, made)
+    train(replace(debug_config, data=data, out=out))
+    stored = read_config(json.loads((out / "config.json").read_text())).collect
+    folders = (checkpoint.resolve(out), export_run(out, tmp_path / "toy"))
+    told = [run_settings(checkpoint.load_document(folder), folder).collect for folder in folders]
+    assert [stored, *told] == [replace(made, workers=0)] * 3
+    change_description(out, lambda document: document["run"]["collect"].update(exploration=0.0, episodes=10_000))
+    again = export_run(out, tmp_path / "again")
+    assert run_settings(checkpoint.load_document(again), again).collect == told[0]
+
+
+def test_demonstrations_are_told_by_their_content() -> None:
+    record = {"episodes": 5, "resolution": 28, "frame_stride": 1, "demonstrations": "abc", "exploration": None}
+    settings = collect_settings(record, "A record")
+    assert settings == CollectConfig(episodes=5, resolution=28, demos="sha256:abc")
+    with pytest.raises(DataError, match="There are no demonstrations at sha256:abc"):
+        collect("pusht", "nowhere.h5", settings)
+    with pytest.raises(DataError, match=r"A record says what no dataset can be: collect\.episodes must be positive"):
+        collect_settings({**record, "episodes": 0}, "A record")
 
 
 # -- commands -----------------------------------------------------------------------------------------------------

@@ -271,6 +271,16 @@ def test_it_has_a_share_in_the_distance(sensing: DinoWM):
     torch.testing.assert_close(found, expected)
 
 
+@torch.no_grad()
+def test_a_planning_encoder_is_a_frozen_copy(sensing: DinoWM):
+    images, sensed = torch.from_numpy(frames(2)), torch.randn(2, 3)
+    encode = sensing.planning_encoder()
+    before = encode(images, sensed)
+    for tensor in (*sensing.parameters(), sensing.scale, sensing.proprio_mean):
+        tensor.add_(1.0)
+    assert torch.equal(encode(images, sensed), before)
+
+
 def test_an_agent_gives_it_with_every_frame_and_with_the_goal(sensing: DinoWM):
     config = PlanConfig(samples=16, elites=4, iterations=2, horizon=2, schedule="receding")
     (frame, goal), sensed = frames(2), np.random.default_rng(0).normal(size=(20, 3))

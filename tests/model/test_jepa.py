@@ -151,3 +151,28 @@ def test_a_model_without_statistics_refuses_raw_actions() -> None:
         model.normalise_actions(torch.zeros(1, CONFIG.frame_skip, CONFIG.action_dim))
     with pytest.raises(PlanningError, match="no action statistics"):
         model.denormalise_actions(torch.zeros(1, CONFIG.block_dim))
+
+
+def test_whole_numbers_are_actions_too(model: LeWM) -> None:
+    raw = torch.tensor([[[1, 0]] * 5, [[0, -2]] * 5])
+    blocks = model.normalise_actions(raw)
+    assert blocks.isfinite().all()
+    torch.testing.assert_close(blocks, model.normalise_actions(raw.float()))
+    torch.testing.assert_close(
+        model.denormalise_actions(torch.ones(2, 10, dtype=torch.int64)), model.denormalise_actions(torch.ones(2, 10))
+    )
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@torch.no_grad()
+def test_a_planning_encoder_is_a_frozen_copy(model: LeWM, precision: str) -> None:
+    """A model that is trained on, or put into another mode, changes nothing for who plans already."""
+    frames = torch.randint(0, 256, (4, 28, 28, 3), dtype=torch.uint8)
+    encode = model.planning_encoder(precision)
+    before = encode(frames)
+    if precision == "float32":
+        assert torch.equal(before, model.encode(frames))
+    for parameter in model.parameters():
+        parameter.add_(1.0)
+    model.train()
+    assert torch.equal(encode(frames), before)

@@ -149,3 +149,11 @@ def test_patches_that_differ_by_more_than_a_grey_level_are_counted() -> None:
     frames[3, 1:3, 1:3] = 255  # one pixel of every patch
     assert changed_patches(frames, empty, patch_size=2).tolist() == [0, 1, 0, 4]
     assert changed_patches(frames, empty, patch_size=2, threshold=0.4).tolist() == [0, 1, 1, 4]
+
+
+@pytest.mark.parametrize(("noise", "warned"), [(0.0, True), (2.0, True), (3.0, False)])
+def test_a_remark_about_left_out_patches_takes_noise_for_background(noise: float, warned: bool) -> None:
+    """As the encoder does, which would give such patches no place before others."""
+    vit = ViT(EncoderConfig(28, depth=1, heads=1, width=8, mlp_width=8, kept_patches=1, background_noise=noise))
+    frames = np.full((3, 28, 28, 3), 3, np.uint8)  # all four patches, by three grey levels
+    assert bool(vit.remarks(frames)) == warned

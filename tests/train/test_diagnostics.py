@@ -26,6 +26,14 @@ def test_effective_rank_counts_directions():
     assert effective_rank(rank_one) == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.parametrize("place", [0.0, 1.0, 0.1, 1234.5])
+def test_a_point_has_the_least_rank(place: float):
+    """Though rounding leaves differences, which point everywhere."""
+    assert effective_rank(torch.full((256, 4, 8), place) * (1 + gaussian(8))) == 1
+    little = 1e-4 * max(place, 1)
+    assert effective_rank(place + little * gaussian(256, 4, 8)) == pytest.approx(8, rel=0.03)
+
+
 def test_embedding_std_is_that_of_the_cloud():
     assert embedding_std(gaussian(2000, 4, D) * 3 + 100) == pytest.approx(3, rel=0.02)
 
@@ -68,4 +76,5 @@ def test_warning_for_a_collapsed_cloud(cloud: torch.Tensor):
     warning = collapse_warning(diagnose(cloud), D, REMEDY)
     assert warning is not None
     assert "collapsed" in warning
+    assert "effective rank 1.0" in warning or embedding_std(cloud) > 0
     assert warning.endswith("of 16. Stir.")

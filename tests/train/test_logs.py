@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -53,6 +55,22 @@ def test_a_row_that_is_something_else_ends_in_no_traceback(tmp_path: Path, damag
     with contextlib.suppress(LewmError):
         write(tmp_path, 3, range(3, 5))
         assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
+
+
+def no_json(name: str) -> NoReturn:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_what_is_not_finite_is_null_and_stays_so(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 1.0, "straightness": NaN}\n')  # as earlier versions wrote it
+    log = MetricsLog(tmp_path, 2)
+    log.write(2, {"loss": 0.5, "straightness": float("nan"), "val/loss": float("inf")})
+    log.close()
+    rows = [json.loads(line, parse_constant=no_json) for line in path.read_text().splitlines()]
+    assert rows[0] == {"step": 1, "loss": 1.0, "straightness": None}
+    assert rows[1] == {"step": 2, "loss": 0.5, "straightness": None, "val/loss": None}
+    assert read_metrics(path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
 
 
 def test_no_file_no_rows(tmp_path: Path):

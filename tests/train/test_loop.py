@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,8 +20,9 @@ from lewm.config import Config
 from lewm.data.stats import background
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import split_episodes
-from lewm.errors import DataError, FileError, TrainingError
-from lewm.files import read_json, write_json
+from lewm.errors import ConfigError, DataError, FileError, TrainingError
+from lewm.files import json_digest, read_json, write_json
+from lewm.methods.files import run_settings
 from lewm.methods.lewm import LeWM
 from lewm.train import trainer
 from lewm.train.logs import read_metrics
@@ -74,6 +77,16 @@ class Terminate(ActAt):
         signal.raise_signal(signal.SIGTERM)
 
 
+def stop(config: Config, step: int) -> None:
+    """Train until SIGTERM comes at this step: what was learned is on disk before it interrupts."""
+    assert config.out is not None
+    with pytest.raises(KeyboardInterrupt):
+        train(config, monitor=Terminate(step))
+    newest = checkpoint.latest(config.out / "checkpoints")
+    assert newest is not None
+    assert newest.name == f"step_{step:07d}"
+
+
 class Crash(ActAt):
     def act(self) -> NoReturn:
         raise ZeroDivisionError
@@ -101,7 +114,7 @@ def undisturbed(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_loss_falls(debug_config: Config, tmp_path: Path, optimizer: str):
     result = train(with_training(debug_config, tmp_path, steps=60, checkpoint_every=60, optimizer=optimizer))
-    assert (result.steps, result.interrupted) == (60, False)
+    assert result.steps == 60
     rows = read_metrics(tmp_path / "metrics.jsonl")
     for name, wanted_share in (("loss", 0.7), ("prediction_loss", 0.3), ("val/loss", 0.7)):
         values = [row[name] for row in rows if name in row]
@@ -183,11 +196,8 @@ def test_a_stopped_run_continues_to_the_same_weights(
 ):
     """Before the first checkpoint, right at one, between two, and just before the end."""
     config = with_training(debug_config, tmp_path / "run")
-    stopped = train(config, monitor=Terminate(step))
-    assert (stopped.steps, stopped.interrupted) == (step, True)
-    assert stopped.checkpoint.name == f"step_{step:07d}"
-    continued = train(config)
-    assert (continued.steps, continued.interrupted) == (STEPS, False)
+    stop(config, step)
+    assert train(config).steps == STEPS
     assert_same_run(tmp_path / "run", undisturbed)
 
 
@@ -205,7 +215,7 @@ def test_a_crashed_run_repeats_what_was_lost(debug_config: Config, undisturbed: 
 def test_many_interruptions_change_nothing(debug_config: Config, undisturbed: Path, tmp_path: Path):
     config = with_training(debug_config, tmp_path / "run")
     for step in range(1, STEPS):
-        train(config, monitor=Terminate(step))
+        stop(config, step)
     train(config)
     assert_same_run(tmp_path / "run", undisturbed)
 
@@ -219,15 +229,76 @@ def test_a_finished_run_is_left_as_it_is(debug_config: Config, undisturbed: Path
 
 def test_signal_handlers_are_restored(debug_config: Config, tmp_path: Path):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    train(with_training(debug_config, tmp_path, steps=1))
+    train(with_training(debug_config, tmp_path, steps=1, warmup_steps=0))
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_settings_that_do_not_change_the_weights_may_change(debug_config: Config, tmp_path: Path):
+def test_settings_that_do_not_change_the_weights_may_change_and_are_saved(debug_config: Config, tmp_path: Path):
     config = with_training(debug_config, tmp_path / "run")
-    train(config, monitor=Terminate(5))
+    stop(config, 5)
     quieter = with_training(debug_config, tmp_path / "run", log_every=5, val_every=5, checkpoint_every=3)
-    assert train(replace(quieter, plan=replace(config.plan, samples=16))).steps == STEPS
+    result = train(replace(quieter, plan=replace(config.plan, samples=77)))
+    saved = run_settings(checkpoint.load_document(result.checkpoint), result.checkpoint)
+    assert (saved.plan.samples, saved.train) == (77, quieter.train)
+    assert read_json(tmp_path / "run" / "config.json")["plan"]["samples"] == 77
+
+
+def test_a_signal_at_the_last_step_interrupts_as_well(debug_config: Config, undisturbed: Path, tmp_path: Path):
+    """Whoever called it was asked to stop, though there is nothing left to train."""
+    stop(with_training(debug_config, tmp_path / "run"), STEPS)
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+SCRIPT = """
+import os, signal, sys
+from dataclasses import replace
+from pathlib import Path
+import lewm
+from lewm.train.loop import train
+from lewm.train.trainer import SilentMonitor
+
+class Interrupt(SilentMonitor):
+    def step(self, step, total, values):
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+config = replace(lewm.preset("debug"), data=Path(sys.argv[1]), out=Path(sys.argv[2]), device="cpu")
+model = train(config, monitor=Interrupt()).model
+print("plans with it")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_does_not_go_on_with_half_a_model(debug_config: Config, tmp_path: Path):
+    command = [sys.executable, "-c", SCRIPT, str(debug_config.data), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode not in (0, 1), done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+    assert "plans with it" not in done.stdout
+    assert checkpoint.resolve(tmp_path / "run").name == "step_0000003"
+
+
+@pytest.mark.parametrize(
+    ("device", "word"),
+    [
+        ("1 × NVIDIA H200, torch 2.11.0", "computed in bf16 (1 × NVIDIA H200, torch 2.11.0), from here on in float32"),
+        ("1 × mps, torch 2.11.0", None),
+        ("2 × cpu, torch 2.11.0", None),
+    ],
+)
+def test_other_arithmetic_is_said(debug_config: Config, tmp_path: Path, device: str, word: str | None):
+    config = with_training(debug_config, tmp_path / "run")
+    stop(config, 5)
+    path = tmp_path / "run" / "checkpoints" / "step_0000005" / checkpoint.CONFIG
+    document = read_json(path)
+    document["training"]["device"] = device
+    document["digest"] = json_digest({name: value for name, value in document.items() if name != "digest"})
+    write_json(path, document)
+    notes = Notes()
+    train(config, monitor=notes)
+    said = [note for note in notes.notes if "computed in" in note]
+    assert len(said) == (word is not None)
+    assert word is None or word in said[0]
 
 
 # -- what is refused ------------------------------------------------------------------------------------------
@@ -242,9 +313,37 @@ def test_another_run_is_not_continued(debug_config: Config, undisturbed: Path, c
     assert files_below(undisturbed) == before
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"warmup_steps": STEPS}, rf"train\.warmup_steps must be less than train\.steps \({STEPS}\), got {STEPS}"),
+        ({"warmup_steps": 5, "schedule_steps": 4}, r"must be less than train\.schedule_steps \(4\), got 5"),
+    ],
+)
+def test_a_learning_rate_that_never_comes_down_is_refused(
+    debug_config: Config, tmp_path: Path, changes: dict[str, Any], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        train(with_training(debug_config, tmp_path / "run", **changes))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_from_before_that_was_refused_is_read_and_ends(debug_config: Config, tmp_path: Path):
+    config = with_training(debug_config, tmp_path / "run", warmup_steps=5)
+    stop(config, 5)
+    for path, inside in ((tmp_path / "run" / "config.json", False), (checkpoint.resolve(tmp_path / "run"), True)):
+        path = path / checkpoint.CONFIG if inside else path
+        document = read_json(path)
+        (document["run"] if inside else document)["train"]["warmup_steps"] = STEPS
+        if inside:
+            document["digest"] = json_digest({name: value for name, value in document.items() if name != "digest"})
+        write_json(path, document)
+    assert train(with_training(debug_config, tmp_path / "run", warmup_steps=STEPS)).steps == STEPS
+
+
 def test_a_run_is_not_continued_on_other_data(debug_config: Config, tmp_path: Path):
     config = with_training(debug_config, tmp_path / "run")
-    train(config, monitor=Terminate(4))
+    stop(config, 4)
     with pytest.raises(TrainingError, match=r"loader\.val_fraction \(0\.1 -> 0\.3\)"):
         train(replace(config, loader=replace(config.loader, val_fraction=0.3)))
 
@@ -399,7 +498,7 @@ def test_a_stopped_run_with_muon_continues_to_the_same_weights(debug_config: Con
     train(with_training(debug_config, tmp_path / "calm", optimizer="muon"))
     disturbed = with_training(debug_config, tmp_path / "disturbed", optimizer="muon")
     for step in (1, 6):
-        assert train(disturbed, monitor=Terminate(step)).steps == step
+        stop(disturbed, step)
     with pytest.raises(TrainingError, match=r"another run: train\.optimizer \('muon' -> 'adamw'\)"):
         train(with_training(debug_config, tmp_path / "disturbed"))
     train(disturbed)
@@ -413,7 +512,7 @@ def test_a_stopped_run_with_muon_continues_to_the_same_weights(debug_config: Con
 
 def test_a_run_from_before_a_setting_existed_continues(debug_config: Config, undisturbed: Path, tmp_path: Path):
     config = with_training(debug_config, tmp_path / "run")
-    train(config, monitor=Terminate(5))
+    stop(config, 5)
     document = read_json(tmp_path / "run" / "config.json")
     del document["train"]["fused"], document["train"]["compile"]
     write_json(tmp_path / "run" / "config.json", document)
@@ -434,7 +533,7 @@ def test_a_run_says_if_frames_show_more_than_is_looked_at(
     debug_config: Config, tmp_path: Path, count: int, enough: bool
 ) -> None:
     notes = Notes()
-    train(with_training(keeping(debug_config, count), tmp_path / "run", steps=1), monitor=notes)
+    train(with_training(keeping(debug_config, count), tmp_path / "run", steps=1, warmup_steps=0), monitor=notes)
     said = [note for note in notes.notes if "more patches (up to " in note and f"than the {count} that" in note]
     assert bool(said) != enough
 
@@ -448,7 +547,7 @@ def test_a_run_that_leaves_out_background_continues_and_keeps_what_it_took_for_i
         training, _ = split_episodes(store.num_episodes, config.loader.val_fraction)
         assert (result.model.encoder.background.numpy() == background(store, training)).all()
     assert result.model.encoder.background.float().std() > 0
-    assert train(with_training(config, tmp_path / "parts"), monitor=Terminate(5)).steps == 5
+    stop(with_training(config, tmp_path / "parts"), 5)
     train(with_training(config, tmp_path / "parts"))
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
     weights = [saved_tensors(run)["encoder.positions"] for run in (tmp_path / "whole", undisturbed)]
@@ -460,6 +559,6 @@ def test_a_run_that_leaves_out_background_continues_and_keeps_what_it_took_for_i
 
 
 def test_a_run_continues_only_with_the_patches_it_began_with(debug_config: Config, tmp_path: Path):
-    train(with_training(keeping(debug_config, 2), tmp_path), monitor=Terminate(5))
+    stop(with_training(keeping(debug_config, 2), tmp_path), 5)
     with pytest.raises(TrainingError, match=r"kept_patches \(2 -> 3\)"):
         train(with_training(keeping(debug_config, 3), tmp_path))

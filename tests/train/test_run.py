@@ -20,6 +20,7 @@ from lewm import checkpoint, files
 from lewm.config import CollectConfig, Config
 from lewm.data.collect import collect
 from lewm.errors import DataError, FileError, LewmError, TrainingError
+from lewm.export.writer import export_run
 from lewm.files import only_writer, read_json
 from lewm.train.loop import train
 from lewm.train.trainer import SilentMonitor
@@ -66,8 +67,10 @@ class Notes(SilentMonitor):
             self._act()
 
 
-def terminate() -> None:
-    signal.raise_signal(signal.SIGTERM)
+def stop(config: Config, step: int) -> None:
+    """Train until SIGTERM comes at this step."""
+    with pytest.raises(KeyboardInterrupt):
+        train(config, monitor=Notes(step, lambda: signal.raise_signal(signal.SIGTERM)))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,7 @@ def undisturbed(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) 
 def stopped_run(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the checkpoints of steps 4 and 8, of ten; not to be changed."""
     out = tmp_path_factory.mktemp("stopped") / "run"
-    train(with_training(debug_config, out), monitor=Notes(STOPPED, terminate))
+    stop(with_training(debug_config, out), STOPPED)
     assert names_in(out / "checkpoints") == ["step_0000004", "step_0000008"]
     return out
 
@@ -173,6 +176,28 @@ def test_a_damaged_description_of_a_run_is_refused_or_harmless(
         assert_same(tensors_of(stopped), undisturbed)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_run_does_not_continue_from_what_was_exported(
+    debug_config: Config, stopped: Path, tmp_path: Path, undisturbed: dict[str, torch.Tensor], version: int
+):
+    """Copied over a checkpoint, its weights are rounded: the run passes them over, and says so."""
+    exported, newest = export_run(stopped, tmp_path / "toy"), step_folder(stopped, STOPPED)
+    shutil.copy(exported / checkpoint.WEIGHTS, newest / checkpoint.WEIGHTS)
+    document = read_json(newest / checkpoint.CONFIG)
+    document["files"][checkpoint.WEIGHTS] = files.file_digest(newest / checkpoint.WEIGHTS)
+    document["digest"] = files.json_digest({name: value for name, value in document.items() if name != "digest"})
+    if version == 1:  # which knows nothing of its optimiser
+        document |= {"format_version": 1, "model": document["method"], "weights_sha256": None}
+        del document["model"]["name"], document["model"]["sigreg"]
+        document["action_stats"] = document["facts"]["actions"]
+    files.write_json(newest / checkpoint.CONFIG, document)
+    notes = Notes()
+    train(with_training(debug_config, stopped), monitor=notes)
+    assert any(str(newest) in note and "weights in bf16, as an exported model has" in note for note in notes.notes)
+    assert f"Continuing {stopped} at step 4." in notes.notes
+    assert_same(tensors_of(stopped), undisturbed)
+
+
 # -- another dataset -----------------------------------------------------------------------------------------------
 
 
@@ -226,7 +251,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_no_step_is_saved_twice(debug_config: Config, tmp_path: Path, written: list[str], step: int):
     """Neither when a run stops at a checkpoint, nor when it continues, nor when it had ended."""
     config = with_training(debug_config, tmp_path / "run")
-    train(config, monitor=Notes(step, terminate))
+    stop(config, step)
     train(config)
     train(config)
     steps = sorted({4, 8, 10, step})
@@ -319,7 +344,7 @@ def test_a_run_that_begins_again_keeps_what_it_saves(
     """Damaged checkpoints of later steps do not take the places of new ones."""
     for step in (4, 8):
         (step_folder(stopped, step) / checkpoint.WEIGHTS).write_bytes(b"damaged")
-    train(with_training(debug_config, stopped, checkpoint_every=1), monitor=Notes(3, terminate))
+    stop(with_training(debug_config, stopped, checkpoint_every=1), 3)
     assert names_in(stopped / "checkpoints") == [f"step_000000{step}" for step in (2, 3, 4, 8)]
     notes = Notes()
     train(with_training(debug_config, stopped), monitor=notes)

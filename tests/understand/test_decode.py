@@ -219,7 +219,7 @@ def test_a_model_that_was_trained_with_a_decoder_needs_no_other(
     debug_config: Config, store: EpisodeStore, tmp_path: Path
 ):
     method = replace(debug_config.method, reconstruction=1.0)  # type: ignore[call-arg]
-    few = replace(debug_config.train, steps=2, calibration_batches=0)
+    few = replace(debug_config.train, steps=2, warmup_steps=1, calibration_batches=0)
     train(replace(debug_config, method=method, train=few, out=tmp_path / "run"))
     logged = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert "reconstruction_loss" in logged

@@ -331,7 +331,7 @@ OWN_WORLD = """
 from lewm import cli
 
 assert cli.run("collect puck --episodes 20 --resolution 28 --workers 1 --out puck.h5".split()) == 0
-assert cli.run("train debug --env puck --data puck.h5 --out run --train.steps 2 --device cpu".split()) == 0
+assert cli.run("train debug --env puck --data puck.h5 --out run --train.steps 3 --device cpu".split()) == 0
 asked = "understand probe run --episodes 8 --probe.splits 1 --probe.epochs 2 --out found --device cpu"
 assert cli.run(asked.split()) == 0
 """
