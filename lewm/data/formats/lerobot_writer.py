@@ -21,7 +21,7 @@ from lewm.data.formats.lerobot import (
     VERSION,
     VIDEO_PATH,
 )
-from lewm.data.store import Attributes, Columns
+from lewm.data.new_file import Attributes, Columns
 from lewm.errors import DataError
 from lewm.files import completing
 from lewm.types import Array

@@ -89,7 +89,7 @@ def test_rows_have_lerobots_numbering(exported: Path) -> None:
 
 
 def test_the_last_action_repeats_the_one_before(exported: Path) -> None:
-    columns, lengths = read_lerobot_columns(exported, ["action"])
+    columns, lengths, _ = read_lerobot_columns(exported, ["action"])
     ends = np.cumsum(lengths)
     assert np.isfinite(columns["action"]).all(), "LeRobot knows no missing actions"
     np.testing.assert_array_equal(columns["action"][ends - 1], columns["action"][ends - 2])
@@ -190,11 +190,11 @@ def test_a_foreign_dataset_becomes_a_file(foreign: Path, tmp_path: Path) -> None
 def test_rows_in_another_order_are_sorted(foreign: Path) -> None:
     path = foreign / "data" / "chunk-000" / "file-000.parquet"
     table = pq.read_table(path)
-    expected, lengths = read_lerobot_columns(foreign, ["action"])
+    expected, lengths, _ = read_lerobot_columns(foreign, ["action"])
     path.unlink()
     for name, start, stop in (("file-000", 8, 12), ("file-001", 0, 8)):
         pq.write_table(table.slice(start, stop - start), path.with_name(f"{name}.parquet"))
-    found, found_lengths = read_lerobot_columns(foreign, ["action"])
+    found, found_lengths, _ = read_lerobot_columns(foreign, ["action"])
     np.testing.assert_array_equal(found["action"], expected["action"])
     np.testing.assert_array_equal(found_lengths, lengths)
 
@@ -207,7 +207,7 @@ def test_lists_of_any_size_and_booleans_can_be_read(foreign: Path) -> None:
     pq.write_table(table, path)
     new = {"nested": {"dtype": "int64", "shape": [2, 2]}, "done": {"dtype": "bool", "shape": [1]}}
     edit_json(foreign / "meta" / "info.json", lambda info: info["features"].update(new))
-    columns, _ = read_lerobot_columns(foreign, ["nested", "done"])
+    columns, _, _ = read_lerobot_columns(foreign, ["nested", "done"])
     assert columns["nested"].shape == (12, 2, 2)
     assert columns["nested"][3].tolist() == [[3, 4], [0, 1]]
     assert columns["done"].dtype == np.uint8
