@@ -95,13 +95,19 @@ class _Probe:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(os.fspath(path.absolute())).encode() + b"\n")
             process.stdin.flush()
-        if not select.select([process.stdout], [], [], patience)[0]:
+        answered = select.poll()
+        answered.register(process.stdout, select.POLLIN)
+        if not answered.poll(patience * 1000):
             return None
         line = process.stdout.readline()
         return str(json.loads(line)) if line else None
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._owner != os.getpid():  # not that of the process from which we were forked
+        if self._owner != os.getpid():  # it belongs to the process from which we were forked
+            self._process = None
+        if self._process is not None and self._process.poll() is not None:  # somebody has ended it meanwhile
+            self.close()
+        if self._process is None:
             # Where Ctrl-C does not reach it; it ends with us, who hold its input.
             command, quiet = [sys.executable, "-P", probe.__file__], subprocess.DEVNULL
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": quiet}

@@ -326,6 +326,15 @@ def test_a_file_that_keeps_the_library_busy_is_refused(
     assert hdf5.PROBE._process is None
 
 
+def test_a_process_that_somebody_ended_is_no_fault_of_the_next_file(write_tiny: WriteTiny) -> None:
+    EpisodeStore(write_tiny([5], "one.h5")).close()
+    looking = hdf5.PROBE._process
+    assert looking
+    looking.kill()
+    looking.wait()
+    EpisodeStore(write_tiny([6], "two.h5")).close()
+
+
 def test_the_process_that_looks_ends_with_the_one_that_reads(write_tiny: WriteTiny) -> None:
     code = "import sys, time\nfrom lewm.data import hdf5\nfrom lewm.data.store import EpisodeStore\n"
     code += "EpisodeStore(sys.argv[1]); print(hdf5.PROBE._process.pid, flush=True); time.sleep(60)"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from lewm.types import Array, Demonstration
 
 HELD_OUT_EVERY = 10  # one demonstration of so many is kept for evaluation
 STATE_SIZE, ACTION_SIZE = 5, 2
+# What NumPy, zipfile and zlib say of a damaged .npz file.
+NPZ_ERRORS = (OSError, ValueError, EOFError, KeyError, RuntimeError, MemoryError, zlib.error, zipfile.BadZipFile)
 AGENT, BLOCK = "observation.state", "observation.environment_state"
 
 
@@ -100,7 +103,7 @@ def _read_npz(path: Path) -> tuple[Array, Array, Array]:
                 arrays = dict(loaded)
         else:  # a single, nameless array
             arrays = {}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except NPZ_ERRORS as error:
         raise DataError(f"{path} is not a whole .npz file ({error}). Download or make it again.") from error
     missing = [name for name in wanted if name not in arrays]
     if missing:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import cv2
 import numpy as np
 
+from lewm.data.formats.demonstrations import NPZ_ERRORS
 from lewm.data.formats.exchange import EpisodeSource, decode_picture, plain_attributes, read_description
 from lewm.data.new_file import Columns
 from lewm.errors import DataError
@@ -107,7 +106,7 @@ def _read_columns(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             columns = dict(archive)
-    except (OSError, ValueError, EOFError, KeyError, zlib.error, MemoryError, NotImplementedError, BadZipFile) as error:
+    except NPZ_ERRORS as error:
         raise DataError(f"{path} cannot be read ({error}). Expected arrays, one of them 'action'.") from error
     if "action" not in columns:
         raise DataError(f"{path} has no array 'action', only {', '.join(columns) or 'nothing'}. Add it.")
