@@ -92,7 +92,7 @@ def test_train_help_begins_with_what_most_runs_change(lewm: Lewm, options: list[
         assert flag in common
     for example in EXAMPLES:
         assert example in common
-    assert len(COMMON) == 12
+    assert len(COMMON) == 13
 
 
 @pytest.mark.parametrize("method", METHODS)
