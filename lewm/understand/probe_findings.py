@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,6 +14,7 @@ from lewm.data.store import EpisodeStore
 from lewm.envs.registry import EnvEntry
 from lewm.evaluate.comparison_tables import NONE, Table
 from lewm.understand.episodes import another_kind
+from lewm.understand.figures import COLOURS, FAINT, GREY, INK, styled
 from lewm.understand.findings import Findings
 from lewm.understand.published import PaperRow, paper_rows
 from lewm.understand.subject import Subject
@@ -23,9 +23,7 @@ from lewm.understand.views import ViewResult
 
 KINDS = ("linear", "mlp")
 _COUNTS = {1: "one embedding", 2: "two embeddings", 3: "three embeddings", 4: "four embeddings"}
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-_INK, _FAINT, _PAPER = "#222222", "#D9D9D9", "#8C8C8C"
-_STYLE: Any = {"font.size": 9, "svg.fonttype": "none"}
+_MODELS = COLOURS[:6]  # the paper's are grey
 _LEAST = 3e-5  # 1 - r that is drawn no further to the right
 _ROUNDED = 0.9995  # what the paper's 1.000 is at least
 
@@ -211,6 +209,7 @@ def _undefined(numbers: dict[str, Any], truth: Truth) -> Iterator[str]:
 # -- figure ----------------------------------------------------------------------------------------------------------
 
 
+@styled
 def draw(findings: Findings) -> Figure:
     """r of every property, on an axis that spreads what is near 1: hollow linear, filled MLP, grey the paper's LeWM.
 
@@ -219,19 +218,18 @@ def draw(findings: Findings) -> Figure:
     models, paper = findings.numbers["models"], findings.numbers["paper"]
     counts = list(dict.fromkeys(view["embeddings"] for model in models for view in model["views"]))
     names = list(models[0]["views"][0]["found"])
-    with matplotlib.rc_context(_STYLE):
-        height = 1.5 + 0.34 * len(names)
-        figure = Figure((2.6 + 3.4 * len(counts), height), layout="constrained")
-        panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
-        for axes, count in zip(panels, counts, strict=True):
-            _frame(axes, names, f"from {_called(count)}")
-            for number, model in enumerate(models):
-                for view in (view for view in model["views"] if view["embeddings"] == count):
-                    shift = 0.22 * (number - (len(models) - 1) / 2)
-                    _dots(axes, names, view["found"], _COLOURS[number % len(_COLOURS)], "o", shift)
-            if count == 1:
-                _dots(axes, names, {name: rows[-1] for name, rows in paper.items()}, _PAPER, "D", 0.0, _ROUNDED)
-        figure.legend(handles=_legend(models, bool(paper)), loc="outside lower center", ncols=4, frameon=False)
+    height = 1.5 + 0.34 * len(names)
+    figure = Figure((2.6 + 3.4 * len(counts), height), layout="constrained")
+    panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
+    for axes, count in zip(panels, counts, strict=True):
+        _frame(axes, names, f"from {_called(count)}")
+        for number, model in enumerate(models):
+            for view in (view for view in model["views"] if view["embeddings"] == count):
+                shift = 0.22 * (number - (len(models) - 1) / 2)
+                _dots(axes, names, view["found"], _MODELS[number % len(_MODELS)], "o", shift)
+        if count == 1:
+            _dots(axes, names, {name: rows[-1] for name, rows in paper.items()}, GREY, "D", 0.0, _ROUNDED)
+    figure.legend(handles=_legend(models, bool(paper)), loc="outside lower center", ncols=4)
     return figure
 
 
@@ -241,12 +239,12 @@ def _frame(axes: Axes, names: list[str], title: str) -> None:
     axes.set_xlim(-0.15, _place(1.0) + 0.1)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlabel("r on test episodes", color=_INK)
-    axes.set_title(title, fontsize=9, color=_INK)
-    axes.grid(color=_FAINT, linewidth=0.7)
+    axes.set_xlabel("r on test episodes", color=INK)
+    axes.set_title(title, color=INK)
+    axes.grid(color=FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(length=0, colors=_INK)
+    axes.tick_params(length=0, colors=INK)
 
 
 def _place(r: float) -> float:
@@ -271,7 +269,7 @@ def _legend(models: Sequence[dict[str, Any]], paper: bool) -> list[Line2D]:
         style: Any = {"markersize": 5, "markerfacecolor": face, "markeredgecolor": colour}
         return Line2D([], [], linestyle="none", marker=marker, label=label, **style)
 
-    handles = [handle("linear", _INK, "o", "white"), handle("MLP", _INK, "o", _INK)]
+    handles = [handle("linear", INK, "o", "white"), handle("MLP", INK, "o", INK)]
     if len(models) > 1:
-        handles += [handle(m["name"], c, "o", c) for m, c in zip(models, _COLOURS * 9, strict=False)]
-    return [*handles, handle("the paper's LeWM", _PAPER, "D", _PAPER)] if paper else handles
+        handles += [handle(m["name"], c, "o", c) for m, c in zip(models, _MODELS * 9, strict=False)]
+    return [*handles, handle("the paper's LeWM", GREY, "D", GREY)] if paper else handles

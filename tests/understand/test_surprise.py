@@ -20,8 +20,9 @@ from lewm.types import ActionStats, DataFacts
 from lewm.understand import surprise as module
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.subject import Subject, open_subject
-from lewm.understand.surprise import ROWS, SurpriseSettings, auroc, compare, surprise
+from lewm.understand.surprise import surprise
 from lewm.understand.surprise_figure import draw
+from lewm.understand.surprise_findings import ROWS, SurpriseSettings, auroc, compare
 from lewm.understand.surprise_rows import read_rows
 from lewm.understand.trajectories import CHANGES, UNDISTURBED, moves, register_changes
 

@@ -28,7 +28,8 @@ class SurpriseArgs(SubjectArgs):
 def run(arguments: list[str]) -> None:
     """Measure, print and write."""
     args = parse(SurpriseArgs, arguments, "understand surprise")
-    from lewm.understand.surprise import SurpriseSettings, check_subject, surprised
+    from lewm.understand.surprise import check_subject, surprised
+    from lewm.understand.surprise_findings import SurpriseSettings
 
     settings = SurpriseSettings(args.trajectories, args.before, args.after, args.seed)
 
