@@ -119,7 +119,7 @@ def decode(
     if reason := fits(subject):
         raise ConfigError(f"{subject.source} cannot be decoded: {reason}.")
     asked = question(VERB, subject, store, to_dict(settings) | {"decoder": drawer.about.get("weights", "own")})
-    if (found := read_findings(out, VERB, asked)) and all((out / name).is_file() for name in found.files):
+    if found := read_findings(out, VERB, asked):
         return found
     futures, settings = _imagine(subject, store, drawer, settings, on_progress)
     real, drawn = futures.frames.numpy(), futures.drawn.numpy()

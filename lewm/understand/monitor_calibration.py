@@ -24,7 +24,7 @@ import numpy as np
 from lewm.errors import ConfigError, DataError, FileError
 from lewm.evaluate.floor import cache_folder
 from lewm.evaluate.stats import Rate
-from lewm.files import Kind, check_output, read_json, write_json
+from lewm.files import Kind, check_output, json_digest, read_json, write_json
 from lewm.rng import stream
 from lewm.types import Array
 
@@ -90,15 +90,20 @@ class Calibration:
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
         check_output(Path(path), CALIBRATION)
-        write_json(Path(path), {"version": VERSION} | asdict(self))
+        document = {"version": VERSION} | asdict(self)
+        write_json(Path(path), document | {"digest": json_digest(document)})
 
     @staticmethod
     def load(path: str | Path) -> Calibration:
         """Read what ``save`` wrote."""
         document = read_json(Path(path))
         try:
-            if document.pop("version") != VERSION:
+            digest = document.pop("digest", None)
+            written, version = json_digest(document), document.pop("version")
+            if version != VERSION:
                 raise FileError(f"{path} has another version than {VERSION}. Calibrate again.")
+            if digest != written:
+                raise ValueError("it is not what was written")
             document |= {name: AlarmRate(**document[name]) for name in ("by_step", "by_episode")}
             read = Calibration(**document)
             if not 0 < read.threshold < math.inf:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from lewm.data.generate import DEMONSTRATION
 from lewm.data.store import EpisodeStore
 from lewm.envs.registry import EnvEntry
 from lewm.evaluate.comparison_tables import NONE, Table
@@ -43,6 +44,7 @@ def probe_findings(
         "frames": store.num_frames,
         "episodes": store.num_episodes,
         "replays": bool(store.attributes.get("demonstrations")),
+        "demonstrations": len(np.unique(models[0][1][0].view.groups)) if DEMONSTRATION in store.columns else None,
         "invisible": int((~truth.visible).sum()),
         "models": [
             {
@@ -161,7 +163,8 @@ def _sentences(numbers: dict[str, Any], settings: dict[str, Any], truth: Truth, 
         f"(penalty {settings['ridge']:g}), and an MLP with two hidden layers of 256."
     )
     times = "once" if splits == 1 else f"{splits} times, each with new MLPs; ± is the standard deviation over these"
-    yield f"Of the episodes 80 % train a probe, 10 % say when an MLP is to stop, 10 % test it. They were split {times}."
+    of = "demonstrations, with all their replays," if numbers["demonstrations"] else "episodes"
+    yield f"Of the {of} 80 % train a probe, 10 % say when an MLP is to stop, 10 % test it. They were split {times}."
     yield (
         "MSE is of z-scored numbers, so that 1 is what the mean would give. r is Pearson's, the mean over a property's "
         "numbers. The typical error is the median distance or turn."
@@ -188,10 +191,12 @@ def _sentences(numbers: dict[str, Any], settings: dict[str, Any], truth: Truth, 
         yield f"The tokens of a frame are {how} for probing: {tokens}."
     if kind:
         yield kind
-    if numbers["replays"]:
+    if count := numbers["demonstrations"]:
+        yield f"These episodes are noisy replays of {count} demonstrations, none of which is in two parts."
+    elif numbers["replays"]:
         yield (
             "These episodes are noisy replays of demonstrations, with several of each: episodes of the test part "
-            "resemble some of the training part, though none is in both."
+            "resemble some of the training part, though none is in both. The dataset does not say which they replay."
         )
     yield from _undefined(numbers, truth)
 
@@ -199,11 +204,13 @@ def _sentences(numbers: dict[str, Any], settings: dict[str, Any], truth: Truth, 
 def _undefined(numbers: dict[str, Any], truth: Truth) -> Iterator[str]:
     """What r is not defined for: numbers that do not vary in these episodes."""
     for target in truth.targets:
-        each = numbers["models"][0]["views"][0]["found"][target.name]["linear"]["r_each"]
+        found = numbers["models"][0]["views"][0]["found"][target.name]["linear"]
+        each = found["r_each"]
         missing = sum(r is None for r in each)
         if missing:
             of = "" if missing == len(each) else f" in {missing} of its {len(each)} numbers, which are left out"
-            yield f"{target.name}: r is undefined{of}, because nothing varies there in the parts of these episodes."
+            constant = "nothing varies there" if found["mse"] is None or of else "what the probe reads does not vary"
+            yield f"{target.name}: r is undefined{of}, because {constant} in the parts of these episodes."
 
 
 # -- figure ----------------------------------------------------------------------------------------------------------

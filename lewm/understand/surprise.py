@@ -20,7 +20,7 @@ import numpy as np
 
 from lewm.data.store import EpisodeStore
 from lewm.errors import ConfigError, DataError, LewmError
-from lewm.files import json_digest, leaving_no_empty_folders, only_writer
+from lewm.files import check_output, json_digest, leaving_no_empty_folders, only_writer
 from lewm.types import ProgressCallback
 from lewm.understand.episodes import another_kind
 from lewm.understand.extra import extra
@@ -28,7 +28,7 @@ from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.foresight import Foresight, squared_distance
 from lewm.understand.subject import Subject, question
 from lewm.understand.surprise_findings import ROWS, VERB, SurpriseSettings, surprise_findings
-from lewm.understand.surprise_rows import Row, RowJournal, write_rows
+from lewm.understand.surprise_rows import MATCHED_ROWS, Row, RowJournal, write_rows
 from lewm.understand.trajectories import (
     UNDISTURBED,
     Change,
@@ -62,7 +62,7 @@ def surprised(
     subject: Subject, store: EpisodeStore, settings: SurpriseSettings, out: Path, on_progress: ProgressCallback | None
 ) -> Findings:
     """``surprise``, or what an earlier call found; written into ``out``."""
-    findings = read_findings(out, VERB, asked_of(subject, store, settings)) if (out / ROWS).is_file() else None
+    findings = read_findings(out, VERB, asked_of(subject, store, settings))
     if findings is None:
         findings = surprise(subject, store, settings, out, on_progress)
         remark = another_kind(subject, store)
@@ -89,6 +89,7 @@ def surprise(
     extra("scipy.stats")  # its absence is said now, not after the work
     excerpt = _excerpt(foresight, settings)
     asked = asked_of(subject, store, settings)
+    check_output(out / ROWS, MATCHED_ROWS, [store.path])
     busy = f"Another process measures surprise in {out}. Wait, or take another --out."
     with leaving_no_empty_folders(out), only_writer(out / f".{VERB}.lock", busy):
         with RowJournal(_journal(out, asked), _rows_of_one(excerpt, foresight, changes)) as journal:
@@ -110,7 +111,7 @@ def check_subject(subject: Subject) -> tuple[Change, ...]:
 def asked_of(subject: Subject, store: EpisodeStore, settings: SurpriseSettings) -> dict[str, Any]:
     """The question that these arguments ask."""
     changes = changes_of(subject.world) if subject.world else ()
-    described = [[c.name, c.kind, c.colour, c.distance] for c in changes]
+    described = [[c.name, c.kind, c.colour, c.distance, c.place, c.free] for c in changes]
     fields = {"trajectories": settings.trajectories, "before": settings.before, "after": settings.after}
     return question(VERB, subject, store, fields | {"seed": settings.seed, "changes": _plain(described)})
 

@@ -217,6 +217,20 @@ def test_files_that_are_no_calibration_are_refused(tmp_path: Path) -> None:
         calibrated(heavy_tailed(30, 0), "model", 1, 0.1).save(tmp_path / "notes.json")
 
 
+def test_no_flipped_byte_gives_another_calibration(tmp_path: Path) -> None:
+    path, made = tmp_path / "calibration.json", calibrated(heavy_tailed(30, 0), "model", 1, 0.1)
+    made.save(path)
+    content, rng = path.read_bytes(), np.random.default_rng(0)
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:
+            assert Calibration.load(path) == made, "white space may differ"
+        except FileError:
+            continue
+
+
 def test_what_does_not_fit_is_refused() -> None:
     frame, action = np.zeros((SIDE, SIDE, 3), np.uint8), np.zeros(2)
     monitor = lewm.SurpriseMonitor(Ruler(), threshold=1.0)

@@ -45,8 +45,10 @@ def episodes_for(args: SubjectArgs, subject: Subject) -> Path:
         return held_out_episodes(subject, path, args.episodes, args.seed, args.demos, on_progress)
 
 
-def show(findings: Findings, folder: Path) -> None:
-    """Print tables and sentences, and where the files are."""
+def show(findings: Findings, folder: Path, earlier: Findings | None = None) -> None:
+    """Print tables and sentences, and where the files are. earlier: what had been found before the question."""
+    if findings == earlier:
+        say(f"This was asked before; remove {folder / findings.verb}.json to ask again.")
     for table in findings.tables:
         print_table(table)
     for sentence in findings.sentences:
