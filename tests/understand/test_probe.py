@@ -281,7 +281,7 @@ def test_replays_of_one_demonstration_are_in_one_part(subject: Subject, tmp_path
         assert ("20 demonstrations, none of which is in two parts" in asked.markdown()) == known
         assert ("The dataset does not say which they replay" in asked.markdown()) != known
     assert errors[0] < 0.5, "it has seen replays of the same"
-    assert errors[1] > 0.8
+    assert errors[1] > 1.5 * errors[0]
     assert [len(part) for part in parts] == [16, 2, 2]
     assert len(set.union(*parts)) == 20
 
