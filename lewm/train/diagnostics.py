@@ -18,11 +18,13 @@ def embedding_std(z_BTD: torch.Tensor) -> torch.Tensor:
 
 
 def effective_rank(z_BTD: torch.Tensor) -> torch.Tensor:
-    """exp of the entropy of the covariance's normalised eigenvalues: how many directions are in use."""
+    """exp of the entropy of the covariance's normalised eigenvalues: how many directions are in use; of a point, 1."""
     z = z_BTD.flatten(0, 1).float()
     eigenvalues = torch.linalg.eigvalsh(torch.cov(z.T)).clamp_min(1e-12)
     share = eigenvalues / eigenvalues.sum()
-    return (-(share * share.log()).sum()).exp()
+    # What rounding leaves of a point is as large in all directions, but they are not in use.
+    is_point = eigenvalues.max() <= 1e-11
+    return torch.where(is_point, 1.0, (-(share * share.log()).sum()).exp())
 
 
 def straightness(z_BTD: torch.Tensor) -> torch.Tensor:

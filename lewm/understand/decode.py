@@ -32,6 +32,7 @@ from lewm.understand.figures import COLOURS, FAINT, GREY, styled
 from lewm.understand.films import Strip, show_strip, strips_figure, write_film
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.likeness import decibels, place_errors
+from lewm.understand.looking import ALL_SAME
 from lewm.understand.places import DETECTORS, UNIT, Detector
 from lewm.understand.subject import Subject, question
 
@@ -190,6 +191,8 @@ def _measure(
     """All numbers, by step ahead, as plain JSON values."""
     seen, z = futures.seen, futures.z
     ahead, spread = z[:, seen:], z.flatten(0, 1).var(0).sum()
+    if not spread > 0:
+        raise DataError(ALL_SAME)
     latent = (futures.imagined - ahead).square().sum(-1).mean(0) / spread
     held = (z[:, seen - 1 : seen] - ahead).square().sum(-1).mean(0) / spread
     wanted = real[:, seen:]

@@ -65,7 +65,8 @@ class SurpriseMonitor:
             model on this machine, or the one that ``calibrate`` is going to make.
         every: environment steps between two frames that are looked at; it divides the model's block.
         precision: in which frames are embedded. "bf16" is faster on processors that compute it, and "auto" takes it
-            there, or what the given calibration was made in: a calibration holds for its own precision.
+            there, or what the given calibration was made in. Errors differ by a few percent, so that a calibration
+            holds for its own precision.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class SurpriseMonitor:
         model: Method,
         threshold: float | str | Path | Calibration | Literal["auto"] = "auto",
         every: int = 1,
-        precision: Literal["auto", "float32", "bf16"] = "float32",
+        precision: Literal["auto", "float32", "bf16"] = "auto",
     ) -> None:
         if precision not in ("auto", "float32", "bf16"):
             raise ConfigError(f'precision is "auto", "float32" or "bf16", got {precision!r}.')

@@ -26,6 +26,7 @@ from lewm.understand.episodes import another_kind
 from lewm.understand.extra import extra
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.foresight import Foresight, squared_distance
+from lewm.understand.states import recorded_states
 from lewm.understand.subject import Subject, question
 from lewm.understand.surprise_findings import ROWS, VERB, SurpriseSettings, surprise_findings
 from lewm.understand.surprise_rows import MATCHED_ROWS, Row, RowJournal, write_rows
@@ -37,7 +38,6 @@ from lewm.understand.trajectories import (
     changes_of,
     episodes_long_enough,
     matched,
-    recorded_states,
     simulator,
 )
 
@@ -150,7 +150,7 @@ def _live(
     assert subject.world is not None
     rows, done = list[Row](), 0
     with simulator(subject.world, foresight.image_size) as env:
-        states = recorded_states(store, env)
+        states = recorded_states(store, env.state_names)
         for episode in episodes_long_enough(store, excerpt):
             if done == settings.trajectories:
                 break

@@ -59,8 +59,17 @@ def view_of(store: EpisodeStore, frames: int, skip: int, visible: Array, most: i
     chosen = np.flatnonzero(whole)
     if len(chosen) > most:
         chosen = np.sort(stream(seed, frames, _THINNED).choice(chosen, most, replace=False))
-    groups = store.read_column(DEMONSTRATION)[store.frame_rows] if DEMONSTRATION in store.columns else episodes
+    groups = _demonstrations(store) if DEMONSTRATION in store.columns else episodes
     return View(frames, places[chosen], episodes[chosen], groups[chosen])
+
+
+def _demonstrations(store: EpisodeStore) -> Array:
+    """The number of the demonstration that each frame is of, int (F,)."""
+    numbers = store.read_column(DEMONSTRATION)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        problem = f"has {DEMONSTRATION} {numbers.dtype} {numbers.shape}, not an integer for each row"
+        raise DataError(f"{store.path} {problem}. Repair it, or leave the column out.")
+    return numbers[store.frame_rows]
 
 
 def split_groups(groups: Array, seed: int, split: int, store: EpisodeStore) -> tuple[Array, Array, Array]:

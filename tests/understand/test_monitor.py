@@ -156,7 +156,7 @@ def test_every_world_model_can_be_monitored(method: str, data: Path) -> None:
     stats = ActionStats((0.0, 0.0), (1.0, 1.0))
     settings = preset("debug", method).method
     monitor = lewm.SurpriseMonitor(
-        settings.build(DataFacts(stats)).eval(), threshold=1.0, every=settings.inputs().frame_skip
+        settings.build(DataFacts(stats)).eval(), 1.0, settings.inputs().frame_skip, "float32"
     )
     scored = [said.score for said in walk(monitor, data, longest(data)) if said.score is not None]
     (expected,) = list(monitor.scores(data))[longest(data) : longest(data) + 1]
@@ -198,8 +198,8 @@ def test_a_calibration_holds_for_its_precision(data: Path, monkeypatch: pytest.M
     made = lewm.SurpriseMonitor(Ruler(), precision="bf16").calibrate(data, 0.05, episodes=30)
     assert made.precision == "bf16"
     with pytest.raises(ConfigError, match="calibration is for bf16, the monitor embeds in float32"):
-        lewm.SurpriseMonitor(Ruler(), made)
-    assert lewm.SurpriseMonitor(Ruler()).calibration is None, "another precision's is not taken"
+        lewm.SurpriseMonitor(Ruler(), made, precision="float32")
+    assert lewm.SurpriseMonitor(Ruler(), precision="float32").calibration is None, "another precision's is not taken"
     assert lewm.SurpriseMonitor(Ruler(), made, precision="auto").precision == "bf16"
     for native in ({"avx512_bf16": True}, {"amx_bf16": False, "avx2": True}, {}):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda native=native: native, raising=False)

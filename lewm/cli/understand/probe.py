@@ -8,9 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from lewm.cli.frame import console, parse, say
+from lewm.cli.frame import console, say
 from lewm.cli.progress import progress_bar
-from lewm.cli.understand.common import SubjectArgs, episodes_for, show
+from lewm.cli.understand.common import SubjectArgs, episodes_for, parse_checked, show
 from lewm.understand.probe_settings import VERB, ProbeSettings
 
 
@@ -25,7 +25,7 @@ class ProbeArgs(SubjectArgs):
 
 def run(arguments: list[str]) -> None:
     """Probe behind a progress bar, print what was found, and write it."""
-    args = parse(ProbeArgs, arguments, f"understand {VERB}")
+    args = parse_checked(ProbeArgs, arguments, f"understand {VERB}")
     from lewm.understand.findings import check_outputs, read_findings
     from lewm.understand.probe import ask, check_question, probed
     from lewm.understand.subject import embeddings, model_folder, open_episodes, open_subject
