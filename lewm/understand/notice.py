@@ -210,6 +210,9 @@ _CHANGES = {
 # -- what people see -----------------------------------------------------------------------------------------------
 
 
+_UNSEEN = "0 is what every model has for a thing that no single frame shows, as a velocity: it speaks against none."
+
+
 def _findings(subject: Subject, asked: dict[str, Any], rows: list[dict[str, Any]], frames: int) -> Findings:
     header = ("what changes", "by", "median distance", "middle 80 %", f"frames below {HARDLY}")
     cells = tuple(
@@ -225,6 +228,7 @@ def _findings(subject: Subject, asked: dict[str, Any], rows: list[dict[str, Any]
     sentences = (
         "1 is the mean squared distance between frames of different episodes.",
         f"Each row rests on {frames} frames, drawn twice: as recorded, and with one thing changed.",
+        *([_UNSEEN] if any(row["high"] == 0 for row in rows) else []),
         *remarks_on(subject),
     )
     table = Table("How far the embedding moves", header, cells)

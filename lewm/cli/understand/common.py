@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -33,7 +32,7 @@ class SubjectArgs:
     @property
     def folder(self) -> Path:
         """Where findings go."""
-        return self.out or Path("understanding") / Path(os.path.abspath(self.checkpoint)).name
+        return self.out or Path("understanding") / Path(self.checkpoint).resolve().name
 
 
 A = TypeVar("A", bound=SubjectArgs)
