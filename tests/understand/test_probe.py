@@ -25,14 +25,15 @@ from lewm import cli
 from lewm.config import CollectConfig
 from lewm.data.collect import collect
 from lewm.data.store import EpisodeStore, write_episodes
-from lewm.errors import ConfigError, DataError
+from lewm.errors import BusyError, ConfigError, DataError
+from lewm.files import only_writer
 from lewm.methods.frozen import FrozenEncoder
 from lewm.methods.registry import method_config
 from lewm.presets import PRESETS
 from lewm.types import ActionStats, DataFacts
 from lewm.understand import probe as probe_module
 from lewm.understand.findings import Findings, read_findings
-from lewm.understand.probe import ask, investigate, parts_of, probe
+from lewm.understand.probe import ask, investigate, parts_of, probe, probed
 from lewm.understand.probe_findings import draw
 from lewm.understand.probe_settings import ProbeSettings
 from lewm.understand.regression import MlpSettings, Scale, fit_mlps
@@ -292,6 +293,16 @@ def test_a_model_that_sees_nothing_is_said_to(subject: Subject, planted: Path) -
         page = probe(blind, store, replace(QUICK, splits=1, epochs=1)).markdown()
     assert f"{FIXED}: r is undefined, because nothing varies there" in page
     assert f"{PLANTED}: r is undefined, because what the probe reads does not vary" in page
+
+
+def test_two_processes_do_not_probe_in_one_folder(subject: Subject, planted: Path, tmp_path: Path) -> None:
+    with EpisodeStore(planted) as store:
+        with only_writer(tmp_path / ".probe.lock", "busy"), pytest.raises(BusyError, match="Another process probes"):
+            probed(subject, store, QUICK, tmp_path)
+        assert not list(tmp_path.iterdir())
+        found = probed(subject, store, replace(QUICK, splits=1, epochs=1), tmp_path)
+        assert read_findings(tmp_path, "probe", found.question) == found
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES[2:], "finished splits are gone"
 
 
 def test_questions_differ_by_what_is_asked(subject: Subject, planted: Path) -> None:
