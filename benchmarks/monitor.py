@@ -43,7 +43,7 @@ def main(
     device: str = "cpu",
     rounds: int = 8,
     steps: int = 60,
-    precision: Literal["float32", "bf16"] = "float32",
+    precision: Literal["auto", "float32", "bf16"] = "auto",
 ) -> None:
     """Print a line for each model: milliseconds a step."""
     torch.set_num_threads(1)

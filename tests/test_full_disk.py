@@ -21,7 +21,9 @@ from lewm import checkpoint, cli
 from lewm.config import Config
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "lewm.cli.eval", "lewm.evaluate.runner", "lewm.train.loop", __name__])
+CONTEXT.set_forkserver_preload(
+    ["torch", "lewm.cli.eval", "lewm.evaluate.runner", "lewm.train.loop", "sklearn.manifold", __name__]
+)
 # What each verb writes; {data} and {model} are what it reads.
 COMMANDS = {
     "collect": "collect tworoom --episodes 6 --resolution 28 --workers 1 --out OUT/new.h5",
@@ -35,6 +37,11 @@ COMMANDS = {
     "convert, HDF5": "data convert {data} OUT/copy.h5",
     "convert, folder": "data convert {data} OUT/copy --to folder",
     "convert, LeRobot": "data convert {data} OUT/copy --to lerobot",
+    "probe": "understand probe {model} --data {data} --device cpu --out OUT --probe.splits 1 --probe.epochs 1",
+    "decode": "understand decode {model} --data {data} --device cpu --out OUT --train --steps 1 --batch 4 --blocks 1",
+    "map": "understand map {model} --device cpu --out OUT --grid 4",
+    "landscape": "understand landscape {model} --data {data} --device cpu --out OUT",
+    "surprise": "understand surprise {model} --data {data} --device cpu --out OUT --trajectories 2 --after 0",
 }
 LIMITS = (0, 100, 1000, 2500, 20_000)  # bytes of a file
 
@@ -77,7 +84,7 @@ def contents(inputs: dict[str, Path]) -> list[bytes]:
     return [file.read_bytes() for file in files]
 
 
-SLOW = {"train", "convert, folder"}
+SLOW = {"train", "convert, folder", "probe", "decode", "map", "landscape", "surprise"}
 
 
 @pytest.mark.parametrize(

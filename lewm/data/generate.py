@@ -15,6 +15,7 @@ from lewm.rng import derive_seed, stream
 from lewm.types import Array, Demonstration
 
 HELD_OUT_SEED = 20_260_101  # of the episodes that evaluation problems are cut from
+DEMONSTRATION = "demonstration"  # the column of which one is replayed
 _EXPERT, _PHASE, _DEMONSTRATION, _EXPLORATION, _MISTAKES = 1, 3, 4, 5, 6  # what an episode's random streams are for
 
 
@@ -38,13 +39,14 @@ def generate_episode(
 
     Returns columns of L = steps + 1 rows: action float32 (L, action_dim), the last one NaN because none was taken
     there; state float64 (L, state_dim); proprio float32 (L, P), if the environment says what its agent senses; success
-    uint8 (L,). And pixels uint8 (F, R, R, 3) of the steps frame_step int64 (F,): all, or every ``frame_stride``th from
-    a random one on. Neither if not ``draw``.
+    uint8 (L,). A held-out replay has demonstration int32 (L,), the number of the one that it replays. And pixels uint8
+    (F, R, R, 3) of the steps frame_step int64 (F,): all, or every ``frame_stride``th from a random one on. Neither if
+    not ``draw``.
     """
-    demonstration = None
+    demonstration, chosen, held_out = None, 0, seed == HELD_OUT_SEED
     if demonstrations is not None:
-        rng = stream(seed, index, _DEMONSTRATION)
-        demonstration = choose_demonstration(demonstrations, rng, held_out=seed == HELD_OUT_SEED)
+        chosen = choose_demonstration(demonstrations, stream(seed, index, _DEMONSTRATION), held_out)
+        demonstration = demonstrations[chosen]
     with contextlib.ExitStack() as stack:
         if env is None:
             env = stack.enter_context(contextlib.closing(make_env(env_name, resolution)))
@@ -60,6 +62,8 @@ def generate_episode(
         sensed = {"proprio": env.proprio(state).astype(np.float32)} if env.proprio_names else {}
         success = env.is_success(state, env.goal).astype(np.uint8)
         columns = {"action": action, **sensed, "state": state, "success": success}
+        if demonstration is not None and held_out:  # not of training data: the same settings make the files they did
+            columns[DEMONSTRATION] = np.full(len(state), chosen, np.int32)
         if not draw:
             return columns
         phase = int(stream(seed, index, _PHASE).integers(frame_stride))

@@ -7,6 +7,7 @@ One dataset per column over the rows of all episodes, N rows and E episodes in a
     proprio      float32  (N, P)             what the agent senses of itself: the attribute of that name says what
     state        float64  (N, state_dim)     the environment's full state: for evaluation, never for training
     success      uint8    (N,)               whether this state counts as the goal of its episode; likewise
+    demonstration int32   (N,)               of held-out replays: the number of what this episode replays
     episode_idx  int64    (N,)
     step_idx     int64    (N,)
     ep_len       int32    (E,)               rows of each episode
@@ -182,6 +183,15 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         parts = (self.lengths, self.actions, self.frame_rows, sizes, self.read_frames(chosen))
         for part in parts:
             content.update(f"{part.dtype} {part.shape}".encode() + part.tobytes())
+        return content.hexdigest()
+
+    @functools.cached_property
+    def columns_digest(self) -> str:
+        """SHA-256 of all columns. ``digest`` leaves them out but for actions: no training depends on them."""
+        content = hashlib.sha256()
+        for name in self.columns:
+            column = self.read_column(name)
+            content.update(f"{name} {column.dtype} {column.shape}".encode() + np.ascontiguousarray(column).tobytes())
         return content.hexdigest()
 
     def check_environment(self, gym_id: str, action_dim: int) -> None:

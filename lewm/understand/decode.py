@@ -28,9 +28,11 @@ from lewm.rng import stream
 from lewm.types import Array, Inputs, ProgressCallback
 from lewm.understand.decoder import Drawer, check_embedding, decoder_place, held_out, load_decoder, own_decoder
 from lewm.understand.episodes import another_kind
+from lewm.understand.figures import COLOURS, FAINT, GREY, styled
 from lewm.understand.films import Strip, show_strip, strips_figure, write_film
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.likeness import decibels, place_errors
+from lewm.understand.looking import ALL_SAME
 from lewm.understand.places import DETECTORS, UNIT, Detector
 from lewm.understand.subject import Subject, question
 
@@ -118,7 +120,7 @@ def decode(
     if reason := fits(subject):
         raise ConfigError(f"{subject.source} cannot be decoded: {reason}.")
     asked = question(VERB, subject, store, to_dict(settings) | {"decoder": drawer.about.get("weights", "own")})
-    if (found := read_findings(out, VERB, asked)) and all((out / name).is_file() for name in found.files):
+    if found := read_findings(out, VERB, asked):
         return found
     futures, settings = _imagine(subject, store, drawer, settings, on_progress)
     real, drawn = futures.frames.numpy(), futures.drawn.numpy()
@@ -189,6 +191,8 @@ def _measure(
     """All numbers, by step ahead, as plain JSON values."""
     seen, z = futures.seen, futures.z
     ahead, spread = z[:, seen:], z.flatten(0, 1).var(0).sum()
+    if not spread > 0:
+        raise DataError(ALL_SAME)
     latent = (futures.imagined - ahead).square().sum(-1).mean(0) / spread
     held = (z[:, seen - 1 : seen] - ahead).square().sum(-1).mean(0) / spread
     wanted = real[:, seen:]
@@ -297,10 +301,11 @@ def _strips(real: Array, reconstructed: Array, imagined: Array, seen: int, count
     return [Strip(*each, seen) for each in zip(real[:count], reconstructed[:count], shown[:count], strict=True)]
 
 
-COLOURS = {"imagined": "#E69F00", "reconstructed": "#0072B2", "nothing moves": "#8C8C8C", "background": "#CC79A7"}
+BY_PICTURE = {"imagined": COLOURS[1], "reconstructed": COLOURS[0], "nothing moves": GREY, "background": COLOURS[3]}
 DASHES = {"imagined": "-", "reconstructed": "-", "nothing moves": "--", "background": ":"}
 
 
+@styled
 def draw(findings: Findings, strips: list[Strip]) -> Figure:
     """The strips of some episodes above the error by step."""
     numbers = findings.numbers
@@ -320,15 +325,15 @@ def _draw_errors(axes: Any, numbers: dict[str, Any]) -> None:
     if places := numbers.get("places"):
         for name, errors in places["errors"].items():
             medians = [np.nan if e["median"] is None else e["median"] for e in errors]
-            axes.plot(ahead, medians, DASHES[name], color=COLOURS[name], marker="o", markersize=3, label=name)
+            axes.plot(ahead, medians, DASHES[name], color=BY_PICTURE[name], marker="o", markersize=3, label=name)
         axes.set_ylabel(f"error of the {places['what']}'s place,\nmedian, px of {UNIT}")
         axes.set_ylim(bottom=0)
     else:
         for name, levels in numbers["decibels"].items():
-            axes.plot(ahead, levels, DASHES[name], color=COLOURS[name], marker="o", markersize=3, label=name)
+            axes.plot(ahead, levels, DASHES[name], color=BY_PICTURE[name], marker="o", markersize=3, label=name)
         axes.set_ylabel("likeness to the real frame, dB")
     axes.set_xlabel(f"blocks of {numbers['skip']} actions ahead")
     axes.set_xticks(list(ahead))
-    axes.grid(axis="y", color="#D9D9D9", linewidth=0.7)
+    axes.grid(axis="y", color=FAINT, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(fontsize=8)

@@ -22,6 +22,7 @@ from lewm.errors import ConfigError
 from lewm.evaluate.comparison_tables import NONE, Table
 from lewm.types import Array, ProgressCallback
 from lewm.understand.decoder import DecoderSettings, held_out, train_decoder
+from lewm.understand.figures import styled
 from lewm.understand.films import show_grid, strips_figure
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.likeness import decibels, place_errors
@@ -121,11 +122,12 @@ def _cells(row: dict[str, Any], places: bool) -> Iterator[str]:
         yield from (NONE if (value := row["place"][name]) is None else f"{value:.2f}" for name in ("median", "p90"))
 
 
+@styled
 def draw(findings: Findings, frames: Array) -> Figure:
     """Drawn frames (checkpoints + 1, frames, R, R, 3), a row for each checkpoint; the last row is real."""
     rows = (*(f"step {step:,}" for step in findings.numbers["steps"]), "real")
     width = 1.2 + 0.85 * frames.shape[1]
     figure, (axes,) = strips_figure(width, [0.35 + 0.85 * len(rows)])
     show_grid(axes, frames, [""] * frames.shape[1], rows)
-    axes.set_title(findings.title, loc="left", fontsize=9)
+    axes.set_title(findings.title, loc="left")
     return figure

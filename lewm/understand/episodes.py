@@ -13,8 +13,10 @@ from typing import Any
 from lewm import checkpoint
 from lewm.config import CollectConfig
 from lewm.data.collect import collect
+from lewm.data.features import features_folder
 from lewm.data.store import EpisodeStore
 from lewm.errors import ConfigError
+from lewm.files import remove
 from lewm.methods.files import run_settings
 from lewm.types import ProgressCallback
 from lewm.understand.subject import Subject
@@ -48,8 +50,17 @@ def held_out_episodes(
         raise ConfigError(f"seed must be between 0 and {LARGEST_SEED - 1:,}, got {seed}.")
     settings = _settings(subject, episodes, demos)
     first = (1 + seed) * EPISODES_PER_SEED
+    _forget_embeddings_of_fewer(path, episodes)
     collect(subject.world.name, path, settings, on_progress=on_progress, held_out_from=first)
     return path
+
+
+def _forget_embeddings_of_fewer(path: Path, episodes: int) -> None:
+    """Embeddings are of a whole file: those of one that is going to be extended would be refused ever after."""
+    if path.is_file():
+        with EpisodeStore(path) as store:
+            if store.num_episodes < episodes:
+                remove(features_folder(store, "", "").parent)
 
 
 def another_kind(subject: Subject, store: EpisodeStore) -> str | None:

@@ -15,7 +15,7 @@ from lewm.types import Array
 
 # Okabe and Ito's, as `lewm compare` has them.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8A900", "#4B3F72")
-INK, FAINT = "#222222", "#D9D9D9"
+INK, FAINT, GREY = "#222222", "#D9D9D9", COLOURS[6]
 # Of the corners (left, right) x (low, high) of a sheet of states; what lies between is mixed.
 _CORNERS = np.array([[[0.00, 0.25, 0.55], [0.00, 0.75, 0.75]], [[0.80, 0.20, 0.05], [1.00, 0.82, 0.15]]])
 _STYLE: Any = {"font.size": 9, "axes.titlesize": 9, "legend.frameon": False}
@@ -25,9 +25,9 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     """A drawing function, in the style of all; settings of matplotlib are nobody's for long."""
 
     @functools.wraps(draw)
-    def drawn(*given: Any) -> Figure:
+    def drawn(*given: Any, **named: Any) -> Figure:
         with matplotlib.rc_context(_STYLE):
-            return draw(*given)
+            return draw(*given, **named)
 
     return drawn
 

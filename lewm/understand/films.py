@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from lewm.files import FILM, check_output, completing
 from lewm.types import Array
+from lewm.understand.figures import COLOURS
 from lewm.video import encode_gif
 
 GAP, BORDER, CAPTION, TILE = 10, 2, 20, 168  # pixels of a film
@@ -83,9 +84,9 @@ def show_strip(axes: Axes, strip: Strip, title: str | None = None, labels: tuple
     steps, size = len(strip.happened), strip.happened.shape[1]
     show_grid(axes, np.stack(strip.rows), [step_label(step, strip.seen) for step in range(steps)], labels)
     gap = _gap(size)
-    axes.axvline(strip.seen * (size + gap) - gap / 2 - 0.5, color="#E69F00", linewidth=1.6)
+    axes.axvline(strip.seen * (size + gap) - gap / 2 - 0.5, color=COLOURS[1], linewidth=1.6)
     if title:
-        axes.set_title(title, loc="left", fontsize=9)
+        axes.set_title(title, loc="left")
 
 
 def show_grid(axes: Axes, frames: Array, columns: list[str], rows: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from lewm.errors import FileError
 from lewm.evaluate.comparison_tables import Table, as_markdown
-from lewm.files import Kind, check_output, completing, read_json, write_json
+from lewm.files import (
+    PICTURE,
+    Kind,
+    check_output,
+    disk_errors,
+    file_digest,
+    json_digest,
+    read_json,
+    replacing,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,29 +69,45 @@ def check_outputs(out: Path, verb: str, inputs: list[Path]) -> None:
     """Refuse, before the work, a place where findings would take something else's."""
     check_output(out / f"{verb}.json", FINDINGS, inputs)
     check_output(out / f"{verb}.md", NOTES, inputs)
+    check_output(figure_of(out, verb), PICTURE, inputs)
 
 
 def write_findings(out: Path, findings: Findings, draw: Draw | None = None) -> None:
-    """Write page, figure and, last, the JSON: where that is, all of it is there."""
-    if draw is not None:
-        with completing(figure_of(out, findings.verb)) as temporary:
-            draw(findings).savefig(temporary, format="png", dpi=DOTS_PER_INCH)
-    with completing(out / f"{findings.verb}.md") as temporary:
-        temporary.write_text(findings.markdown(), encoding="utf-8")
-    write_json(out / f"{findings.verb}.json", asdict(findings))
+    """Write page and figure and, last, the JSON. It has the digests of all that is beside it, and of itself."""
+    pages = [out / f"{findings.verb}.md", *([figure_of(out, findings.verb)] if draw else [])]
+    with replacing(*pages) as temporaries:
+        temporaries[0].write_text(findings.markdown(), encoding="utf-8")
+        if draw is not None:
+            draw(findings).savefig(temporaries[1], format="png", dpi=DOTS_PER_INCH)
+        beside = {page.name: file_digest(temporary) for page, temporary in zip(pages, temporaries, strict=True)}
+    with disk_errors(out):
+        beside |= {name: file_digest(out / name) for name in findings.files}
+    document = json.loads(json.dumps(asdict(findings), allow_nan=False)) | {"beside": beside}
+    write_json(out / f"{findings.verb}.json", document | {"digest": json_digest(document)})
 
 
 def read_findings(out: Path, verb: str, question: dict[str, Any] | None = None) -> Findings | None:
-    """What an earlier call found, None if nothing or if the question was another; question None: whatever was asked."""
+    """What an earlier call found, None if nothing or if the question was another; question None: whatever was asked.
+
+    Nor is it given where page, figure or films are another call's, or changed: then it is found again.
+    """
     path = out / f"{verb}.json"
     if not path.is_file():
         return None
-    document = read_json(path)
     try:
+        document = read_json(path)
+        if document.pop("digest") != json_digest(document):
+            raise ValueError("it is not what was written")
+        beside = document.pop("beside")
         tables = tuple(
             Table(t["title"], tuple(t["header"]), tuple(map(tuple, t["rows"]))) for t in document.pop("tables")
         )
         found = Findings(tables=tables, sentences=tuple(document.pop("sentences")), **document)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, FileError) as error:
         raise FileError(f"{path} holds no findings ({error}). Remove it and ask again.") from error
-    return found if question is None or found.question == question else None
+    asked = question is None or found.question == question
+    return found if asked and all(_is(out / name, digest) for name, digest in beside.items()) else None
+
+
+def _is(path: Path, digest: str) -> bool:
+    return path.is_file() and file_digest(path) == digest

@@ -8,8 +8,8 @@ step: a surprise is never carried on. Errors are heavy-tailed, so that their log
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from lewm.types import Array, WorldModel
 # Windows of embeddings (M, T, D) and z-scored blocks (M, T, A) -> the embeddings after them, (M, D).
 Predict = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+# What processors call their bf16 products; torch computes it without them as well, but more slowly than float32.
+_NATIVE = ("avx512_bf16", "amx_bf16")
 FRAMES_AT_ONCE = 32  # are embedded together; more do not make a CPU faster
 
 
@@ -83,6 +85,12 @@ class Foresight:
     def frames_needed(self, every: int) -> int:
         """How many frames an episode needs at least for one error."""
         return first_expected(self.history, self.frame_skip, every) + 1
+
+
+def fastest_precision(device: torch.device) -> str:
+    """ "bf16" on CUDA and on processors that multiply it natively, else "float32"."""
+    known: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)() if device.type == "cpu" else {}
+    return "bf16" if device.type == "cuda" or any(known.get(name) for name in _NATIVE) else "float32"
 
 
 def _one_block_ahead(model: Method) -> Predict:

@@ -21,7 +21,7 @@ from lewm.checked import Checked, to_dict
 from lewm.config import PlanConfig
 from lewm.data.store import EpisodeStore
 from lewm.envs.base import WorldEnv
-from lewm.envs.registry import make_env
+from lewm.envs.registry import env_type, make_env
 from lewm.errors import ConfigError, DataError
 from lewm.evaluate.comparison_tables import Table
 from lewm.plan.planner import Planner
@@ -30,6 +30,7 @@ from lewm.types import Array, ProgressCallback, WorldModel
 from lewm.understand.figures import COLOURS, FAINT, INK, canvas, styled
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.looking import frame_rows
+from lewm.understand.states import STATE, recorded_states
 from lewm.understand.subject import Subject, question
 
 if TYPE_CHECKING:
@@ -88,7 +89,9 @@ def imagine(
         raise ConfigError(f"{subject.source} imagines nothing: {reason}.")
     windows = choose_windows(subject, store, settings)
     count, searches = len(windows.rows), min(settings.searches, len(windows.rows))
-    searched = searches if subject.world is not None and "state" in store.columns else 0
+    searched, states = 0, None
+    if subject.world is not None and STATE in store.columns:
+        searched, states = searches, recorded_states(store, env_type(subject.world.name).state_names)
     total = count + searched
 
     def tell(done: int) -> None:
@@ -98,8 +101,8 @@ def imagine(
     real, imagined = roll_out(subject, store, windows, tell)
     numbers: dict[str, Any] = {"steps": by_step(real, imagined, windows.context), "model": subject.name}
     numbers["windows"], numbers["frame_skip"] = count, subject.model.frame_skip
-    if searched:
-        numbers["plans"] = _plans(subject, store, windows, searched, lambda done: tell(count + done))
+    if searched and states is not None:
+        numbers["plans"] = _plans(subject, store, states, windows, searched, lambda done: tell(count + done))
     return _findings(question(VERB, subject, store, to_dict(settings)), numbers, windows)
 
 
@@ -185,13 +188,12 @@ def by_step(real_NTD: torch.Tensor, imagined_NHD: torch.Tensor, context: int) ->
 
 @torch.inference_mode()
 def _plans(
-    subject: Subject, store: EpisodeStore, windows: Windows, count: int, on_plan: Callable[[int], object]
+    subject: Subject, store: EpisodeStore, states: Array, windows: Windows, count: int, on_plan: Callable[[int], object]
 ) -> list[dict[str, Any]]:
     """From the last frame of a context to the last of its window: medians over windows, for each kind of plan."""
     assert subject.world is not None
     model, context = cast(WorldModel, subject.model), windows.context
     starts, ends = windows.rows[:count, context - 1], windows.rows[:count, -1]
-    states = store.read_column("state")
     recorded = windows.actions[:count, context - 1 :].reshape(count, -1, store.action_dim)
     horizon, skip = windows.actions.shape[1] - context + 1, subject.model.frame_skip
     planner = Planner(model, config=PlanConfig(horizon=horizon, samples=128, iterations=10, elites=16))
@@ -203,12 +205,13 @@ def _plans(
         searched.append(np.asarray(found, np.float32).reshape(len(recorded[number]), -1))
         on_plan(number + 1)
     white = torch.from_numpy(stream(0).normal(size=(count, horizon, skip * store.action_dim)).astype(np.float32))
-    random = model.denormalise_actions(white).flatten(1, 2).clamp(-1, 1).numpy()
-    kinds = {"recorded actions": recorded, "random actions": random, "a search's": np.stack(searched)}
+    random = model.denormalise_actions(white.to(subject.device)).flatten(1, 2).cpu().numpy()
     encode, rollout = model.planning_encoder("float32"), model.planning_rollout("float32", differentiable=False)
     start_ND, goal_ND = (encode(torch.from_numpy(each).to(subject.device)) for each in frames)
     rows = []
     with contextlib.closing(make_env(subject.world.name, subject.model.image_size, "state")) as env:
+        possible = np.clip(random, env.action_space.low, env.action_space.high)
+        kinds = {"recorded actions": recorded, "random actions": possible, "a search's": np.stack(searched)}
         for kind, actions in kinds.items():
             done = [_execute(env, states[a], states[b], plan) for a, b, plan in zip(starts, ends, actions, strict=True)]
             real_ND = encode(torch.from_numpy(env.render_states(np.stack([s for s, _ in done]))).to(subject.device))

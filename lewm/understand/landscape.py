@@ -17,7 +17,7 @@ from lewm.evaluate.comparison_tables import Table
 from lewm.types import Array, ProgressCallback
 from lewm.understand.figures import COLOURS, FAINT, INK, canvas, styled
 from lewm.understand.findings import Findings, read_findings, write_findings
-from lewm.understand.looking import between_episodes, paths, remarks_on
+from lewm.understand.looking import ALL_SAME, between_episodes, paths, remarks_on
 from lewm.understand.subject import Subject, embeddings, question
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def by_blocks(walked: list[Array]) -> list[dict[str, Any]]:
     spread = [z_TD[np.linspace(0, len(z_TD) - 1, _FRAMES).astype(int)] for z_TD in long]
     far = between_episodes(np.stack(spread))
     if far <= 0:
-        raise DataError("All embeddings are the same, so distances say nothing. The model has collapsed.")
+        raise DataError(ALL_SAME)
     rows: list[dict[str, Any]] = []
     for blocks in BLOCKS:
         parts = [np.square(z_TD[blocks:] - z_TD[:-blocks]).sum(-1) for z_TD in long if len(z_TD) > blocks]

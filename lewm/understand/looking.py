@@ -12,6 +12,7 @@ from lewm.types import Array, ProgressCallback
 from lewm.understand.subject import Subject
 
 FRAMES_AT_ONCE = 64
+ALL_SAME = "All embeddings are the same. The model has collapsed, or all frames show the same. Take others."
 POOLED = "Its tokens are averaged over the frame."  # said of models whose encoder gives tokens
 
 

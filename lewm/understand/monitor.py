@@ -32,7 +32,7 @@ from lewm.errors import ConfigError, DataError
 from lewm.methods.base import Method
 from lewm.methods.files import identity
 from lewm.types import Array, ProgressCallback
-from lewm.understand.foresight import Foresight, first_expected, squared_distance
+from lewm.understand.foresight import Foresight, fastest_precision, first_expected, squared_distance
 from lewm.understand.monitor_calibration import Calibration, Per, calibrated, check_asked, recall, remember
 
 # Frames uint8 (L, S, S, 3) of every step, and the raw actions between them, (L - 1, action_dim).
@@ -64,8 +64,9 @@ class SurpriseMonitor:
         threshold: of the squared error; a ``Calibration``, or the file of one; "auto": the last calibration of this
             model on this machine, or the one that ``calibrate`` is going to make.
         every: environment steps between two frames that are looked at; it divides the model's block.
-        precision: in which frames are embedded. "bf16" changes errors by less than a hundredth of their median, and is
-            faster on processors that compute it.
+        precision: in which frames are embedded. "bf16" is faster on processors that compute it, and "auto" takes it
+            there, or what the given calibration was made in. Errors differ by a few percent, so that a calibration
+            holds for its own precision.
     """
 
     def __init__(
@@ -73,11 +74,15 @@ class SurpriseMonitor:
         model: Method,
         threshold: float | str | Path | Calibration | Literal["auto"] = "auto",
         every: int = 1,
-        precision: Literal["float32", "bf16"] = "float32",
+        precision: Literal["auto", "float32", "bf16"] = "auto",
     ) -> None:
-        if precision not in ("float32", "bf16"):
-            raise ConfigError(f'precision is "float32" or "bf16", got {precision!r}.')
-        self._foresight, self.every = Foresight(model, precision), every
+        if precision not in ("auto", "float32", "bf16"):
+            raise ConfigError(f'precision is "auto", "float32" or "bf16", got {precision!r}.')
+        if isinstance(threshold, str | Path) and threshold != "auto":
+            threshold = Calibration.load(threshold)
+        made_in = threshold.precision if isinstance(threshold, Calibration) else fastest_precision(model.device)
+        self.precision = made_in if precision == "auto" else precision
+        self._foresight, self.every = Foresight(model, self.precision), every
         self._first = first_expected(model.history, model.frame_skip, every)
         self._digest = identity(model)
         self.calibration = self._found(threshold)
@@ -96,12 +101,11 @@ class SurpriseMonitor:
         if isinstance(threshold, float | int):
             return None
         if threshold == "auto":
-            return recall(self._digest, self.every)
-        if not isinstance(threshold, str | Path | Calibration):
+            return recall(self._digest, self.every, self.precision)
+        if not isinstance(threshold, Calibration):
             raise ConfigError(f'threshold is a number, a calibration, its file or "auto", got {threshold!r}.')
-        found = threshold if isinstance(threshold, Calibration) else Calibration.load(threshold)
-        found.check(self._digest, self.every)
-        return found
+        threshold.check(self._digest, self.every, self.precision)
+        return threshold
 
     @property
     def threshold(self) -> float:
@@ -174,7 +178,7 @@ class SurpriseMonitor:
         """
         check_asked(false_alarms, per)
         scores = list(self.scores(data, episodes, on_progress))
-        self.calibration = calibrated(scores, self._digest, self.every, false_alarms, per, seed)
+        self.calibration = calibrated(scores, self._digest, self.every, false_alarms, per, seed, self.precision)
         self._threshold = self.calibration.threshold
         remember(self.calibration)
         return self.calibration

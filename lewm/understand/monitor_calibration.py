@@ -24,12 +24,12 @@ import numpy as np
 from lewm.errors import ConfigError, DataError, FileError
 from lewm.evaluate.floor import cache_folder
 from lewm.evaluate.stats import Rate
-from lewm.files import Kind, check_output, read_json, write_json
+from lewm.files import Kind, check_output, json_digest, read_json, write_json
 from lewm.rng import stream
 from lewm.types import Array
 
 Per = Literal["step", "episode"]
-VERSION = 1
+VERSION = 2  # 1 did not say its precision
 FOLDS = 5  # parts of the episodes, on each of which false alarms are counted with a threshold of the others
 LEAST_EPISODES = 10
 _SPLIT = 34  # what the random stream is for
@@ -66,6 +66,7 @@ class Calibration:
     """A threshold, and what it is worth. It holds for one model, and for data like that which it was made of.
 
     model: digest of all that the model is.  every: environment steps between two frames that are looked at.
+    precision: in which frames were embedded, "float32" or "bf16".
     false_alarms, per: what was asked for.  episodes: that were long enough to be scored.
     steps: the median of scored steps of an episode, on which the rate by episode depends.
     by_step, by_episode: the rates that were counted.
@@ -73,6 +74,7 @@ class Calibration:
 
     model: str
     every: int
+    precision: str
     false_alarms: float
     per: Per
     threshold: float
@@ -90,15 +92,20 @@ class Calibration:
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
         check_output(Path(path), CALIBRATION)
-        write_json(Path(path), {"version": VERSION} | asdict(self))
+        document = {"version": VERSION} | asdict(self)
+        write_json(Path(path), document | {"digest": json_digest(document)})
 
     @staticmethod
     def load(path: str | Path) -> Calibration:
         """Read what ``save`` wrote."""
         document = read_json(Path(path))
         try:
-            if document.pop("version") != VERSION:
+            digest = document.pop("digest", None)
+            written, version = json_digest(document), document.pop("version")
+            if version != VERSION:
                 raise FileError(f"{path} has another version than {VERSION}. Calibrate again.")
+            if digest != written:
+                raise ValueError("it is not what was written")
             document |= {name: AlarmRate(**document[name]) for name in ("by_step", "by_episode")}
             read = Calibration(**document)
             if not 0 < read.threshold < math.inf:
@@ -107,17 +114,26 @@ class Calibration:
             raise FileError(f"{path} is no calibration of a monitor ({error!r}). Calibrate again.") from error
         return read
 
-    def check(self, model: str, every: int) -> None:
+    def check(self, model: str, every: int, precision: str) -> None:
         """Refuse a monitor that it was not made for."""
         if self.model != model:
             other = f"digest {self.model[:12]}, not {model[:12]}"
             raise ConfigError(f"This calibration is of another model ({other}). Calibrate this one.")
         if self.every != every:
             raise ConfigError(f"This calibration is for every={self.every}, the monitor has every={every}. Take that.")
+        if self.precision != precision:
+            problem = f"This calibration is for {self.precision}, the monitor embeds in {precision}"
+            raise ConfigError(f'{problem}. Take precision="auto", or calibrate again.')
 
 
 def calibrated(
-    scores: Sequence[Array], model: str, every: int, false_alarms: float = 0.01, per: Per = "step", seed: int = 0
+    scores: Sequence[Array],
+    model: str,
+    every: int,
+    false_alarms: float = 0.01,
+    per: Per = "step",
+    seed: int = 0,
+    precision: str = "float32",
 ) -> Calibration:
     """A threshold for a rate of false alarms, from the errors (steps,) of normal episodes."""
     check_asked(false_alarms, per)
@@ -139,7 +155,7 @@ def calibrated(
     threshold = threshold_for(scored, false_alarms, per)
     lengths = np.array([len(each) for each in scored])
     sizes = len(scored), int(np.median(lengths))
-    return Calibration(model, every, false_alarms, per, threshold, *sizes, *alarm_rates(alarms, lengths))
+    return Calibration(model, every, precision, false_alarms, per, threshold, *sizes, *alarm_rates(alarms, lengths))
 
 
 def check_asked(false_alarms: float, per: str) -> None:
@@ -187,21 +203,21 @@ def _effective(alarms: Array, steps: Array) -> int:
 # -- what is remembered ------------------------------------------------------------------------------------------------
 
 
-def remembered_at(model: str, every: int) -> Path:
+def remembered_at(model: str, every: int, precision: str) -> Path:
     """Where the last calibration of a model is kept on this machine."""
-    return cache_folder() / f"monitor_{model[:16]}_{every}.json"
+    return cache_folder() / f"monitor_{model[:16]}_{every}_{precision}.json"
 
 
 def remember(calibration: Calibration) -> None:
     """Keep it for monitors with threshold="auto"."""
-    calibration.save(remembered_at(calibration.model, calibration.every))
+    calibration.save(remembered_at(calibration.model, calibration.every, calibration.precision))
 
 
-def recall(model: str, every: int) -> Calibration | None:
+def recall(model: str, every: int, precision: str) -> Calibration | None:
     """What was remembered for a model, if it can still be read."""
-    path = remembered_at(model, every)
+    path = remembered_at(model, every, precision)
     if not path.is_file():
         return None
     found = Calibration.load(path)
-    found.check(model, every)
+    found.check(model, every, precision)
     return found

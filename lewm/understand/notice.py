@@ -24,7 +24,8 @@ from lewm.evaluate.comparison_tables import Table
 from lewm.types import Array, ProgressCallback
 from lewm.understand.figures import COLOURS, FAINT, INK, canvas, styled
 from lewm.understand.findings import Findings, read_findings, write_findings
-from lewm.understand.looking import between_episodes, frame_rows, look, remarks_on
+from lewm.understand.looking import ALL_SAME, between_episodes, frame_rows, look, remarks_on
+from lewm.understand.states import recorded_states
 from lewm.understand.subject import Subject, question
 
 if TYPE_CHECKING:
@@ -60,11 +61,10 @@ def notice(
     """How far embeddings move. quick: a quarter of the frames."""
     if subject.world is None:
         raise ConfigError(f"{subject.source} does not say which world it was trained in, so no states can be drawn.")
-    states_EFS = _spread_states(subject, store, EPISODES // 2 if quick else EPISODES, FRAMES // 2 if quick else FRAMES)
     with contextlib.closing(make_env(subject.world.name, subject.model.image_size, "state")) as env:
-        if states_EFS.shape[-1] != len(env.state_names):
-            problem = f"{store.path} has states of {states_EFS.shape[-1]} numbers"
-            raise DataError(f"{problem}, {subject.world.name} of {len(env.state_names)}. Collect it again.")
+        part = 2 if quick else 1
+        states = recorded_states(store, env.state_names)
+        states_EFS = _spread(states, frame_rows(subject, store), EPISODES // part, FRAMES // part)
         flat_NS = states_EFS.reshape(-1, states_EFS.shape[-1])
         changes = changes_of(subject.world.name, env, flat_NS)
         asked = [(change, amount) for change in changes for amount in change.amounts]
@@ -82,7 +82,7 @@ def notice(
         z_ND = drawn(flat_NS)
         far = between_episodes(z_ND.reshape(*states_EFS.shape[:2], -1))
         if far <= 0:
-            raise DataError("All embeddings are the same: the model has collapsed, and notices nothing.")
+            raise DataError(ALL_SAME)
         rows = []
         for change, amount in asked:
             moved = np.square(drawn(change.do(flat_NS, amount)) - z_ND).sum(-1) / far
@@ -105,12 +105,9 @@ def investigate(
     return found
 
 
-def _spread_states(subject: Subject, store: EpisodeStore, episodes: int, frames: int) -> Array:
+def _spread(states: Array, rows_of_episodes: list[Array], episodes: int, frames: int) -> Array:
     """States (E, F, S) of frames, evenly from some of the episodes and from end to end of each."""
-    if "state" not in store.columns:
-        raise DataError(f"{store.path} has no column 'state', so nothing in it can be changed and drawn again.")
-    states = store.read_column("state")
-    rows = [each for each in frame_rows(subject, store) if len(each)]
+    rows = [each for each in rows_of_episodes if len(each)]
     chosen = [rows[i] for i in np.linspace(0, len(rows) - 1, min(episodes, len(rows))).astype(int)]
     return np.stack([states[each[np.linspace(0, len(each) - 1, frames).astype(int)]] for each in chosen])
 
@@ -213,6 +210,9 @@ _CHANGES = {
 # -- what people see -----------------------------------------------------------------------------------------------
 
 
+_UNSEEN = "0 is what every model has for a thing that no single frame shows, as a velocity: it speaks against none."
+
+
 def _findings(subject: Subject, asked: dict[str, Any], rows: list[dict[str, Any]], frames: int) -> Findings:
     header = ("what changes", "by", "median distance", "middle 80 %", f"frames below {HARDLY}")
     cells = tuple(
@@ -228,6 +228,7 @@ def _findings(subject: Subject, asked: dict[str, Any], rows: list[dict[str, Any]
     sentences = (
         "1 is the mean squared distance between frames of different episodes.",
         f"Each row rests on {frames} frames, drawn twice: as recorded, and with one thing changed.",
+        *([_UNSEEN] if any(row["high"] == 0 for row in rows) else []),
         *remarks_on(subject),
     )
     table = Table("How far the embedding moves", header, cells)

@@ -1,6 +1,7 @@
 """Probes: which physical quantities can be read from frozen embeddings, and how well.
 
-Episodes are split into training, validation and test parts, so that nothing of a test episode is seen. Probes read from
+Episodes are split into training, validation and test parts, so that nothing of a test episode is seen; replays of one
+demonstration, which resemble each other, are all in one part where the dataset says which they are. Probes read from
 one embedding, and from as many as the model's predictor sees, side by side: one frame does not show a velocity.
 """
 
@@ -16,7 +17,8 @@ import numpy as np
 
 from lewm.data.store import EpisodeStore
 from lewm.envs.registry import ENTRIES, EnvEntry, env_names
-from lewm.files import json_digest, read_json, write_json
+from lewm.errors import FileError
+from lewm.files import json_digest, leaving_no_empty_folders, only_writer, read_json, remove, write_json
 from lewm.types import Array, ProgressCallback
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.probe_findings import draw, probe_findings
@@ -24,7 +26,7 @@ from lewm.understand.probe_settings import VERB, ProbeSettings
 from lewm.understand.regression import MlpSettings, Scale, fit_mlps, fit_ridge
 from lewm.understand.subject import Subject, embeddings, question
 from lewm.understand.targets import Target, Truth, read_truth
-from lewm.understand.views import LEAST_EPISODES, Measured, View, ViewResult, load_embeddings, split_episodes, view_of
+from lewm.understand.views import LEAST_GROUPS, Measured, View, ViewResult, load_embeddings, split_groups, view_of
 
 VERSION = 1  # of how results come about: those of another are not used again
 
@@ -57,13 +59,32 @@ def investigate(
     for settings in wanted:
         if found := read_findings(out, VERB, ask(subject, store, settings, (), seed)):
             return found
-    found = probe(subject, store, wanted[-1], seed=seed, parts=parts_of(out), on_progress=on_progress)
-    write_findings(out, found, draw)
+    return probed(subject, store, wanted[-1], out, seed=seed, on_progress=on_progress)
+
+
+def probed(
+    subject: Subject,
+    store: EpisodeStore,
+    settings: ProbeSettings,
+    out: Path,
+    others: Sequence[Subject] = (),
+    seed: int = 0,
+    on_progress: ProgressCallback | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> Findings:
+    """``probe``, or what an earlier call found; written into ``out``, where finished splits are kept until then."""
+    if found := read_findings(out, VERB, ask(subject, store, settings, others, seed)):
+        return found
+    busy, parts = f"Another process probes in {out}. Wait, or take another --out.", parts_of(out)
+    with leaving_no_empty_folders(out), only_writer(out / f".{VERB}.lock", busy):
+        found = probe(subject, store, settings, others, seed, parts, on_progress, announce)
+        write_findings(out, found, draw)
+        remove(parts)
     return found
 
 
 def parts_of(out: Path) -> Path:
-    """Where finished splits are kept, so that they are not computed again."""
+    """Where finished splits are kept until all are, so that they are not computed again."""
     return out / f"{VERB}.parts"
 
 
@@ -95,6 +116,15 @@ def probe(
     return probe_findings(asked, models, truth, store, _world(subject, store), settings.splits)
 
 
+def check_question(
+    subject: Subject, store: EpisodeStore, settings: ProbeSettings, others: Sequence[Subject] = (), seed: int = 0
+) -> None:
+    """Refuse what cannot be probed, before frames are embedded."""
+    truth = read_truth(store, _world(subject, store), settings.properties)
+    for model in (subject, *others):
+        _ = _Work(model, store, truth, settings, seed, None).views
+
+
 @dataclass(frozen=True)
 class _Work:
     """The probing of one model."""
@@ -112,8 +142,8 @@ class _Work:
         model, visible, most = self.subject.model, self.truth.visible, self.settings.most_frames
         counts = dict.fromkeys((1, model.history))
         one, *several = (view_of(self.store, frames, model.frame_skip, visible, most, self.seed) for frames in counts)
-        split_episodes(one.episodes, self.seed, 0, self.store)  # refuses too few, before the work
-        return [one, *(view for view in several if len(np.unique(view.episodes)) >= LEAST_EPISODES)]
+        split_groups(one.groups, self.seed, 0, self.store)  # refuses too few, before the work
+        return [one, *(view for view in several if len(np.unique(view.groups)) >= LEAST_GROUPS)]
 
     @property
     def epochs(self) -> int:
@@ -141,13 +171,14 @@ class _Work:
         asked = ask(self.subject, self.store, self.settings, (), self.seed)
         asked["settings"].pop("splits")
         path = self.parts / f"{json_digest([asked, view.frames, split])[:24]}.json"
-        if not path.is_file():
-            write_json(path, self._measure(view, inputs, split, on_epoch))
-        kept: Measured = read_json(path)
+        if (kept := _kept(path)) is None:
+            measured = self._measure(view, inputs, split, on_epoch)
+            write_json(path, {"measured": measured, "digest": json_digest(measured)})
+            kept = measured
         return kept
 
     def _measure(self, view: View, inputs: Array, split: int, on_epoch: Callable[[int], None] | None) -> Measured:
-        train, validation, test = split_episodes(view.episodes, self.seed, split, self.store)
+        train, validation, test = split_groups(view.groups, self.seed, split, self.store)
         scale = Scale.of(inputs[train])
         x, x_val, x_test = (scale.to(inputs[part]).astype(np.float32) for part in (train, validation, test))
         values = [target.values[view.places[:, -1]] for target in self.truth.targets]
@@ -167,6 +198,16 @@ class _Work:
                 for kind, by_target in predictions.items()
             }
         return measured
+
+
+def _kept(path: Path) -> Measured | None:
+    """A finished split; None: there is none, or not as it was written."""
+    try:
+        document = read_json(path)
+        measured: Measured = document["measured"]
+        return measured if document["digest"] == json_digest(measured) else None
+    except (FileError, KeyError, TypeError):
+        return None
 
 
 def _shifted(on_progress: ProgressCallback, done: int, total: int) -> Callable[[int], None]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from lewm.data.generate import DEMONSTRATION
 from lewm.data.store import EpisodeStore
 from lewm.envs.registry import EnvEntry
 from lewm.evaluate.comparison_tables import NONE, Table
 from lewm.understand.episodes import another_kind
+from lewm.understand.figures import COLOURS, FAINT, GREY, INK, styled
 from lewm.understand.findings import Findings
 from lewm.understand.published import PaperRow, paper_rows
 from lewm.understand.subject import Subject
@@ -23,9 +24,7 @@ from lewm.understand.views import ViewResult
 
 KINDS = ("linear", "mlp")
 _COUNTS = {1: "one embedding", 2: "two embeddings", 3: "three embeddings", 4: "four embeddings"}
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-_INK, _FAINT, _PAPER = "#222222", "#D9D9D9", "#8C8C8C"
-_STYLE: Any = {"font.size": 9, "svg.fonttype": "none"}
+_MODELS = COLOURS[:6]  # the paper's are grey
 _LEAST = 3e-5  # 1 - r that is drawn no further to the right
 _ROUNDED = 0.9995  # what the paper's 1.000 is at least
 
@@ -45,6 +44,7 @@ def probe_findings(
         "frames": store.num_frames,
         "episodes": store.num_episodes,
         "replays": bool(store.attributes.get("demonstrations")),
+        "demonstrations": len(np.unique(models[0][1][0].view.groups)) if DEMONSTRATION in store.columns else None,
         "invisible": int((~truth.visible).sum()),
         "models": [
             {
@@ -163,7 +163,8 @@ def _sentences(numbers: dict[str, Any], settings: dict[str, Any], truth: Truth, 
         f"(penalty {settings['ridge']:g}), and an MLP with two hidden layers of 256."
     )
     times = "once" if splits == 1 else f"{splits} times, each with new MLPs; ± is the standard deviation over these"
-    yield f"Of the episodes 80 % train a probe, 10 % say when an MLP is to stop, 10 % test it. They were split {times}."
+    of = "demonstrations, with all their replays," if numbers["demonstrations"] else "episodes"
+    yield f"Of the {of} 80 % train a probe, 10 % say when an MLP is to stop, 10 % test it. They were split {times}."
     yield (
         "MSE is of z-scored numbers, so that 1 is what the mean would give. r is Pearson's, the mean over a property's "
         "numbers. The typical error is the median distance or turn."
@@ -190,10 +191,12 @@ def _sentences(numbers: dict[str, Any], settings: dict[str, Any], truth: Truth, 
         yield f"The tokens of a frame are {how} for probing: {tokens}."
     if kind:
         yield kind
-    if numbers["replays"]:
+    if count := numbers["demonstrations"]:
+        yield f"These episodes are noisy replays of {count} demonstrations, none of which is in two parts."
+    elif numbers["replays"]:
         yield (
             "These episodes are noisy replays of demonstrations, with several of each: episodes of the test part "
-            "resemble some of the training part, though none is in both."
+            "resemble some of the training part, though none is in both. The dataset does not say which they replay."
         )
     yield from _undefined(numbers, truth)
 
@@ -201,16 +204,19 @@ def _sentences(numbers: dict[str, Any], settings: dict[str, Any], truth: Truth, 
 def _undefined(numbers: dict[str, Any], truth: Truth) -> Iterator[str]:
     """What r is not defined for: numbers that do not vary in these episodes."""
     for target in truth.targets:
-        each = numbers["models"][0]["views"][0]["found"][target.name]["linear"]["r_each"]
+        found = numbers["models"][0]["views"][0]["found"][target.name]["linear"]
+        each = found["r_each"]
         missing = sum(r is None for r in each)
         if missing:
             of = "" if missing == len(each) else f" in {missing} of its {len(each)} numbers, which are left out"
-            yield f"{target.name}: r is undefined{of}, because nothing varies there in the parts of these episodes."
+            constant = "nothing varies there" if found["mse"] is None or of else "what the probe reads does not vary"
+            yield f"{target.name}: r is undefined{of}, because {constant} in the parts of these episodes."
 
 
 # -- figure ----------------------------------------------------------------------------------------------------------
 
 
+@styled
 def draw(findings: Findings) -> Figure:
     """r of every property, on an axis that spreads what is near 1: hollow linear, filled MLP, grey the paper's LeWM.
 
@@ -219,19 +225,18 @@ def draw(findings: Findings) -> Figure:
     models, paper = findings.numbers["models"], findings.numbers["paper"]
     counts = list(dict.fromkeys(view["embeddings"] for model in models for view in model["views"]))
     names = list(models[0]["views"][0]["found"])
-    with matplotlib.rc_context(_STYLE):
-        height = 1.5 + 0.34 * len(names)
-        figure = Figure((2.6 + 3.4 * len(counts), height), layout="constrained")
-        panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
-        for axes, count in zip(panels, counts, strict=True):
-            _frame(axes, names, f"from {_called(count)}")
-            for number, model in enumerate(models):
-                for view in (view for view in model["views"] if view["embeddings"] == count):
-                    shift = 0.22 * (number - (len(models) - 1) / 2)
-                    _dots(axes, names, view["found"], _COLOURS[number % len(_COLOURS)], "o", shift)
-            if count == 1:
-                _dots(axes, names, {name: rows[-1] for name, rows in paper.items()}, _PAPER, "D", 0.0, _ROUNDED)
-        figure.legend(handles=_legend(models, bool(paper)), loc="outside lower center", ncols=4, frameon=False)
+    height = 1.5 + 0.34 * len(names)
+    figure = Figure((2.6 + 3.4 * len(counts), height), layout="constrained")
+    panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
+    for axes, count in zip(panels, counts, strict=True):
+        _frame(axes, names, f"from {_called(count)}")
+        for number, model in enumerate(models):
+            for view in (view for view in model["views"] if view["embeddings"] == count):
+                shift = 0.22 * (number - (len(models) - 1) / 2)
+                _dots(axes, names, view["found"], _MODELS[number % len(_MODELS)], "o", shift)
+        if count == 1:
+            _dots(axes, names, {name: rows[-1] for name, rows in paper.items()}, GREY, "D", 0.0, _ROUNDED)
+    figure.legend(handles=_legend(models, bool(paper)), loc="outside lower center", ncols=4)
     return figure
 
 
@@ -241,12 +246,12 @@ def _frame(axes: Axes, names: list[str], title: str) -> None:
     axes.set_xlim(-0.15, _place(1.0) + 0.1)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlabel("r on test episodes", color=_INK)
-    axes.set_title(title, fontsize=9, color=_INK)
-    axes.grid(color=_FAINT, linewidth=0.7)
+    axes.set_xlabel("r on test episodes", color=INK)
+    axes.set_title(title, color=INK)
+    axes.grid(color=FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(length=0, colors=_INK)
+    axes.tick_params(length=0, colors=INK)
 
 
 def _place(r: float) -> float:
@@ -271,7 +276,7 @@ def _legend(models: Sequence[dict[str, Any]], paper: bool) -> list[Line2D]:
         style: Any = {"markersize": 5, "markerfacecolor": face, "markeredgecolor": colour}
         return Line2D([], [], linestyle="none", marker=marker, label=label, **style)
 
-    handles = [handle("linear", _INK, "o", "white"), handle("MLP", _INK, "o", _INK)]
+    handles = [handle("linear", INK, "o", "white"), handle("MLP", INK, "o", INK)]
     if len(models) > 1:
-        handles += [handle(m["name"], c, "o", c) for m, c in zip(models, _COLOURS * 9, strict=False)]
-    return [*handles, handle("the paper's LeWM", _PAPER, "D", _PAPER)] if paper else handles
+        handles += [handle(m["name"], c, "o", c) for m, c in zip(models, _MODELS * 9, strict=False)]
+    return [*handles, handle("the paper's LeWM", GREY, "D", GREY)] if paper else handles

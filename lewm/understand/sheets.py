@@ -93,10 +93,13 @@ def _own_axis(env: WorldEnv, name: str, ends: _Ends) -> Axis:
     if name not in env.state_names:
         raise ConfigError(unknown_name(f"number of {type(env).__name__}'s state", name, env.state_names))
     index = env.state_names.index(name)
-    low, high = ends or (float(env.state_space.low[index]), float(env.state_space.high[index]))
+    least, most = float(env.state_space.low[index]), float(env.state_space.high[index])
+    low, high = ends or (least, most)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         problem = f"{name} needs a range with a low and a high end, got {low} and {high}"
         raise ConfigError(f"{problem}. Give one with --x-range or --y-range.")
+    if not (least <= low and high <= most):
+        raise ConfigError(f"{name} lies between {least:g} and {most:g}, the range is {low:g} to {high:g}. Narrow it.")
     return Axis(name, (name,), low, high)
 
 

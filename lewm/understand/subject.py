@@ -122,5 +122,5 @@ def embeddings(
 
 def question(verb: str, subject: Subject, store: EpisodeStore | None, settings: dict[str, Any]) -> dict[str, Any]:
     """What was asked, as JSON: two findings of equal questions are the same."""
-    dataset = store.digest if store is not None else None
-    return {"verb": verb, "model": subject.digest, "dataset": dataset, "settings": settings}
+    dataset, columns = (store.digest, store.columns_digest) if store is not None else (None, None)
+    return {"verb": verb, "model": subject.digest, "dataset": dataset, "columns": columns, "settings": settings}

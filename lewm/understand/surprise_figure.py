@@ -4,34 +4,32 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lewm.understand.figures import COLOURS, FAINT, INK, styled
 from lewm.understand.findings import Findings
 from lewm.understand.trajectories import UNDISTURBED
 
-# Okabe and Ito's, which stay apart for colour-blind readers: by what was done, near ones from small to large.
-_COLOURS = {UNDISTURBED: "#222222", "colour": "#E69F00", "far": "#D55E00"}
-_NEAR = ("#56B4E9", "#0072B2", "#4B3F72")
-_INK, _FAINT = "#222222", "#D9D9D9"
-_STYLE: Any = {"font.size": 9}
+# By what was done, near ones from small to large.
+_BY_KIND = {UNDISTURBED: INK, "colour": COLOURS[1], "far": COLOURS[5]}
+_NEAR = (COLOURS[4], COLOURS[0], COLOURS[8])
 _SMALLEST = 1e-6  # drawn for an error of zero
 
 
+@styled
 def draw(findings: Findings) -> Figure:
     """Curves of errors and of differences with quartiles, and the areas under the ROC curve of both."""
     numbers = findings.numbers
     colours = _colours(numbers)
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure((10.5, 3.9), layout="constrained")
-        error, difference, areas = figure.subplots(1, 3, width_ratios=(1, 1, 1.15))
-        _curves(error, numbers, "error", colours, "squared prediction error (median, quartiles)")
-        _curves(difference, numbers, "difference", colours, "squared change of the embedding")
-        difference.sharey(error)
-        _areas(areas, numbers, colours)
-        handles, labels = error.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
+    figure = Figure((10.5, 3.9), layout="constrained")
+    error, difference, areas = figure.subplots(1, 3, width_ratios=(1, 1, 1.15))
+    _curves(error, numbers, "error", colours, "squared prediction error (median, quartiles)")
+    _curves(difference, numbers, "difference", colours, "squared change of the embedding")
+    difference.sharey(error)
+    _areas(areas, numbers, colours)
+    handles, labels = error.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))
     return figure
 
 
@@ -50,7 +48,7 @@ def _colours(numbers: dict[str, Any]) -> dict[str, str]:
             colours[name] = _NEAR[place % len(_NEAR)]
             seen[name.split(":")[0]] = place + 1
         else:
-            colours[name] = _COLOURS[kind]
+            colours[name] = _BY_KIND[kind]
     return colours
 
 
@@ -76,10 +74,10 @@ def _curves(axes: Axes, numbers: dict[str, Any], quantity: str, colours: dict[st
             markersize=2.6,
             **style,
         )
-    axes.axvline(0, color=_INK, linewidth=0.8, linestyle="dotted")
+    axes.axvline(0, color=INK, linewidth=0.8, linestyle="dotted")
     axes.set_yscale("log")
-    axes.set_title(title, fontsize=9, color=_INK, loc="left")
-    axes.set_xlabel(f"frames since the change ({numbers['frame_skip']} steps each)", color=_INK)
+    axes.set_title(title, color=INK, loc="left")
+    axes.set_xlabel(f"frames since the change ({numbers['frame_skip']} steps each)", color=INK)
     _plain(axes, "y")
 
 
@@ -89,21 +87,21 @@ def _areas(axes: Axes, numbers: dict[str, Any], colours: dict[str, str]) -> None
         low, high = test["interval"]
         area, colour = test["auroc"], colours[test["name"]]
         error = [[max(0.0, area - low)], [max(0.0, high - area)]]
-        axes.plot([test["difference_auroc"], area], [place, place], color=_FAINT, linewidth=2, zorder=1)
+        axes.plot([test["difference_auroc"], area], [place, place], color=FAINT, linewidth=2, zorder=1)
         axes.errorbar(area, place, xerr=error, color=colour, marker="o", markersize=5, capsize=2, elinewidth=1)
         hollow: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": colour, "zorder": 1.5}
         axes.plot(test["difference_auroc"], place, marker="o", markersize=7, linestyle="none", **hollow)
-    axes.axvline(0.5, color=_INK, linewidth=0.8, linestyle="dotted")
+    axes.axvline(0.5, color=INK, linewidth=0.8, linestyle="dotted")
     axes.set_yticks(range(len(tests)), [test["name"] for test in tests])
     axes.set_ylim(-0.6, len(tests) - 0.4)
     axes.set_xlim(min(0.4, *(test["difference_auroc"] - 0.03 for test in tests)), 1.02)
-    axes.set_title("● prediction   ○ difference", fontsize=9, color=_INK, loc="left")
-    axes.set_xlabel("AUROC at the changed frame", color=_INK)
+    axes.set_title("● prediction   ○ difference", color=INK, loc="left")
+    axes.set_xlabel("AUROC at the changed frame", color=INK)
     _plain(axes, "x")
 
 
 def _plain(axes: Axes, grid: Literal["x", "y"]) -> None:
-    axes.grid(axis=grid, color=_FAINT, linewidth=0.6)
+    axes.grid(axis=grid, color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(length=0, colors=_INK, which="both")
+    axes.tick_params(length=0, colors=INK, which="both")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import IO, Self
 
-from lewm.files import completing, disk_errors
+from lewm.files import Kind, completing, disk_errors
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class Row:
     difference: float
 
 
+SUM_LETTERS = 16
 HEADER = tuple(item.name for item in fields(Row))
+MATCHED_ROWS = Kind("rows of matched trajectories", (".csv",), lambda head: head.startswith(_text(HEADER).encode()))
 _NOTHING = "nothing"  # in place of a change: an episode in which the changes find no room
 
 
@@ -50,8 +53,8 @@ def read_rows(path: Path) -> list[Row]:
 class RowJournal(contextlib.AbstractContextManager["RowJournal"]):
     """Rows of finished episodes, which outlive the process. It is for the caller to be the only writer.
 
-    Nothing is written before the first episode is added. What a kill has cut is dropped: an episode has all its
-    ``rows_of_one`` rows, or is lived through again.
+    Nothing is written before the first episode is added. Each line ends with the beginning of its SHA-256. What a kill
+    has cut, or a disk has changed, is dropped: an episode has all its ``rows_of_one`` rows, or is lived through again.
     """
 
     def __init__(self, path: Path, rows_of_one: int) -> None:
@@ -83,7 +86,7 @@ class RowJournal(contextlib.AbstractContextManager["RowJournal"]):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self.path.open("ab")
                 self._file.truncate(self._valid_bytes)
-            self._file.write("".join(_text(astuple(row)) for row in kept).encode())
+            self._file.write("".join(_summed(_text(astuple(row))) for row in kept).encode())
             self._file.flush()
 
     def remove(self) -> None:
@@ -96,15 +99,21 @@ class RowJournal(contextlib.AbstractContextManager["RowJournal"]):
         for line in self.path.read_bytes().splitlines(keepends=True):
             end += len(line)
             try:
-                if not line.endswith(b"\n"):
-                    return
-                row = _parsed(next(csv.reader([line.decode()])))
-            except (ValueError, TypeError, StopIteration):
+                *values, _ = next(csv.reader([line.decode()]))
+                row = _parsed(values)
+            except (ValueError, TypeError, StopIteration, csv.Error):
+                return
+            if _summed(_text(astuple(row))).encode() != line:
                 return
             begun = [*begun, row] if begun and begun[0].episode == row.episode else [row]
             if len(begun) == self._rows_of_one or row.change == _NOTHING:
                 self._episodes[row.episode] = [] if row.change == _NOTHING else begun
                 self._valid_bytes, begun = end, []
+
+
+def _summed(line: str) -> str:
+    """A line of CSV with what it is checked by as its last cell."""
+    return f"{line[:-1]},{hashlib.sha256(line.encode()).hexdigest()[:SUM_LETTERS]}\n"
 
 
 def _text(values: Sequence[object]) -> str:

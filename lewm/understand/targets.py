@@ -18,8 +18,7 @@ from lewm.envs.quantities import Quantity, plain_quantities
 from lewm.envs.registry import EnvEntry, env_type
 from lewm.errors import DataError, unknown_name
 from lewm.types import Array
-
-STATE = "state"
+from lewm.understand.states import STATE, recorded_states
 
 # Predictions and truth, (n, k) each, in their own units -> one number that people can imagine, how far off they are.
 TypicalError = Callable[[Array, Array], float]
@@ -70,22 +69,12 @@ def _read_states(
     store: EpisodeStore, world: EnvEntry | None
 ) -> tuple[Array, tuple[Quantity, ...], tuple[str, ...], Array]:
     """States float64 (F, S) of the frames, what they are, the names of their numbers, and what is visible, (F,)."""
-    if STATE not in store.columns:
-        problem = f"has no column {STATE!r} to read physical quantities from, only {', '.join(store.columns)}"
-        raise DataError(f"{store.path} {problem}. Collect it with lewm, or add the states.")
-    states = store.read_column(STATE)[store.frame_rows].astype(np.float64)
-    states = states.reshape(len(states), -1)
-    missing = ~np.isfinite(states).all(axis=1)
-    if missing.any():
-        row = store.frame_rows[np.argmax(missing)]
-        raise DataError(f"{store.path} has no finite {STATE} at row {row}. Repair it, or drop its episode.")
     if world is None:
+        states = recorded_states(store, rows=store.frame_rows)
         names = tuple(f"{STATE} {number}" for number in range(states.shape[1]))
         return states, plain_quantities(names), names, np.ones(len(states), bool)
     env = env_type(world.name)
-    if states.shape[1] != len(env.state_names):
-        problem = f"has states of {states.shape[1]} numbers, but those of {world.name} have {len(env.state_names)}"
-        raise DataError(f"{store.path} {problem}. Collect it again.")
+    states = recorded_states(store, env.state_names, store.frame_rows)
     return states, env.probed(), env.state_names, env.visible(states)
 
 

@@ -206,17 +206,6 @@ def simulator(entry: EnvEntry, resolution: int) -> Iterator[WorldEnv]:
         yield env
 
 
-def recorded_states(store: EpisodeStore, env: WorldEnv) -> Array:
-    """The column of states, float64 (N, state_dim), from which a simulator can go on."""
-    if "state" not in store.columns:
-        raise DataError(f"{store.path} has no states to start a simulator from. Use data that `lewm collect` wrote.")
-    states = store.read_column("state")
-    if states.ndim != 2 or states.shape[1] != len(env.state_names):
-        problem = f"has states of shape {states.shape[1:]}, but {type(env).__name__} has {len(env.state_names)} numbers"
-        raise DataError(f"{store.path} {problem}. Use data that `lewm collect` wrote.")
-    return states.astype(np.float64)
-
-
 def replay(
     env: WorldEnv, start: Array, actions: Array, frame_skip: int, change: Intervention | None = None, draw: bool = True
 ) -> tuple[Array, Array]:

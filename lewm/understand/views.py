@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from lewm.data.features import Features
+from lewm.data.generate import DEMONSTRATION
 from lewm.data.store import EpisodeStore
 from lewm.errors import DataError
 from lewm.rng import stream
 from lewm.types import Array
 
-LEAST_EPISODES = 3  # one for each part
-SHARE = 0.1  # of the episodes, for validation; as many are for the test
+LEAST_GROUPS = 3  # one for each part
+SHARE = 0.1  # of the episodes, or of what they replay, for validation; as many are for the test
 GATHERED = 1024  # frames whose tokens are in memory together
 _SPLIT, _THINNED = 1, 2  # what random streams are for
 
@@ -27,11 +28,13 @@ class View:
     """What a probe sees. frames: how many embeddings, up to the one whose frame is asked about.
 
     places: which of the dataset's frames these are, int (n, frames).  episodes: theirs, int (n,).
+    groups: which of them belong together, int (n,): replays of one demonstration, else those of one episode.
     """
 
     frames: int
     places: Array
     episodes: Array
+    groups: Array
 
 
 @dataclass(frozen=True)
@@ -56,20 +59,31 @@ def view_of(store: EpisodeStore, frames: int, skip: int, visible: Array, most: i
     chosen = np.flatnonzero(whole)
     if len(chosen) > most:
         chosen = np.sort(stream(seed, frames, _THINNED).choice(chosen, most, replace=False))
-    return View(frames, places[chosen], episodes[chosen])
+    groups = _demonstrations(store) if DEMONSTRATION in store.columns else episodes
+    return View(frames, places[chosen], episodes[chosen], groups[chosen])
 
 
-def split_episodes(episodes: Array, seed: int, split: int, store: EpisodeStore) -> tuple[Array, Array, Array]:
-    """Which of the frames of episodes (n,) are for training, validation and test: int each, no episode in two."""
-    present = np.unique(episodes)
-    if len(present) < LEAST_EPISODES:
-        problem = f"has frames of {len(present)} episode{'s' * (len(present) != 1)} to look at"
-        needed = f"probes need {LEAST_EPISODES} at least, for training, validation and test"
+def _demonstrations(store: EpisodeStore) -> Array:
+    """The number of the demonstration that each frame is of, int (F,)."""
+    numbers = store.read_column(DEMONSTRATION)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        problem = f"has {DEMONSTRATION} {numbers.dtype} {numbers.shape}, not an integer for each row"
+        raise DataError(f"{store.path} {problem}. Repair it, or leave the column out.")
+    return numbers[store.frame_rows]
+
+
+def split_groups(groups: Array, seed: int, split: int, store: EpisodeStore) -> tuple[Array, Array, Array]:
+    """Which of the frames of groups (n,) are for training, validation and test: int each, no group in two."""
+    present = np.unique(groups)
+    if len(present) < LEAST_GROUPS:
+        kind = DEMONSTRATION if DEMONSTRATION in store.columns else "episode"
+        problem = f"has frames of {len(present)} {kind}{'s' * (len(present) != 1)} to look at"
+        needed = f"probes need {LEAST_GROUPS} at least, for training, validation and test"
         raise DataError(f"{store.path} {problem}, but {needed}. Collect more.")
     order = stream(seed, split, _SPLIT).permutation(present)
     count = max(1, round(SHARE * len(present)))
     parts = order[2 * count :], order[:count], order[count : 2 * count]
-    train, validation, test = (np.flatnonzero(np.isin(episodes, part)) for part in parts)
+    train, validation, test = (np.flatnonzero(np.isin(groups, part)) for part in parts)
     return train, validation, test
 
 

@@ -55,6 +55,11 @@ def test_several_runs_by_name_and_without_episodes(lewm: Callable, debug_run: Pa
     [
         (("straightness",), ("RUN", "missing")),
         (("map", "RUN", "--x", "agent_z", "--y", "agent_y"), ("agent_z", "Did you mean", "agent_x")),
+        (
+            ("map", "RUN", "--x", "agent_x", "--y", "agent_y", "--x-range", "-9", "100"),
+            ("agent_x", "between 21 and 203"),
+        ),
+        (("map", "RUN", "--seed=-1"), ("seed", "between 0 and")),
         (("map", "RUN", "--grid=2"), ("map.grid", "between 4 and 60")),
         (("imagine", "RUN", "--blocks=0"), ("imagine.blocks", "positive")),
         (("RUN", "--skip=landscap"), ("landscap", "Did you mean", "landscape")),
@@ -89,3 +94,9 @@ for verb in ("report", "map", "imagine", "straightness", "landscape", "notice"):
 def test_help_loads_no_torch():
     done = subprocess.run([sys.executable, "-c", HELP_WITHOUT_TORCH], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_report_overwrites_nothing_of_others(lewm: Callable, debug_run: Path, data: Path, tmp_path: Path):
+    (tmp_path / "landscape.png").write_text("a drawing of mine")
+    lewm("understand", debug_run, "--data", data, "--out", tmp_path, "--quick").assert_refused("landscape.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["landscape.png"]

@@ -13,8 +13,9 @@ from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.data.store import EpisodeStore
 from lewm.errors import ConfigError, DataError
 from lewm.evaluate.manifest import TUNING_EPISODE
+from lewm.types import Demonstration
 from lewm.understand.episodes import EPISODES_PER_SEED, another_kind, held_out_episodes
-from lewm.understand.subject import Subject, open_episodes, open_subject
+from lewm.understand.subject import Subject, embeddings, open_episodes, open_subject
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,24 @@ def test_more_episodes_extend_the_file_and_fewer_change_nothing(subject: Subject
     content = path.read_bytes()
     held_out_episodes(subject, path, 3)
     assert path.read_bytes() == content
+
+
+def test_an_extended_file_is_embedded_anew(subject: Subject, tmp_path: Path) -> None:
+    path = tmp_path / "episodes.h5"
+    for episodes in (2, 3):
+        held_out_episodes(subject, path, episodes)
+        with open_episodes(path, subject) as store, embeddings(subject, store) as features:
+            assert features.gather(store.frame_rows[-1:, None]).shape[0] == 1
+
+
+def test_replays_say_of_which_demonstration() -> None:
+    lengths = [number + 2 for number in range(21)]  # by which a replay is known
+    demonstrations = [Demonstration(np.full((n, 5), 200.0), np.full((n, 2), 200.0)) for n in lengths]
+    replays = [generate_episode("pusht", 28, HELD_OUT_SEED, i, 1, demonstrations, draw=False) for i in range(4)]
+    for replay in replays:
+        assert set(replay["demonstration"]) == {len(replay["state"]) - 3}
+        assert replay["demonstration"][0] % 10 == 0
+    assert "demonstration" not in generate_episode("pusht", 28, 0, 0, 1, demonstrations, draw=False), "as ever"
 
 
 def test_another_seed_has_other_episodes_and_its_own_file(subject: Subject, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ruler import BLOCK, HISTORY, SIDE, Ruler, RulerConfig, episodes
 
 import lewm
@@ -155,7 +156,7 @@ def test_every_world_model_can_be_monitored(method: str, data: Path) -> None:
     stats = ActionStats((0.0, 0.0), (1.0, 1.0))
     settings = preset("debug", method).method
     monitor = lewm.SurpriseMonitor(
-        settings.build(DataFacts(stats)).eval(), threshold=1.0, every=settings.inputs().frame_skip
+        settings.build(DataFacts(stats)).eval(), 1.0, settings.inputs().frame_skip, "float32"
     )
     scored = [said.score for said in walk(monitor, data, longest(data)) if said.score is not None]
     (expected,) = list(monitor.scores(data))[longest(data) : longest(data) + 1]
@@ -193,6 +194,22 @@ def test_auto_finds_the_calibration_of_this_very_model(data: Path, tmp_path: Pat
         lewm.SurpriseMonitor(Ruler(), made, every=BLOCK)
 
 
+def test_a_calibration_holds_for_its_precision(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = lewm.SurpriseMonitor(Ruler(), precision="bf16").calibrate(data, 0.05, episodes=30)
+    assert made.precision == "bf16"
+    with pytest.raises(ConfigError, match="calibration is for bf16, the monitor embeds in float32"):
+        lewm.SurpriseMonitor(Ruler(), made, precision="float32")
+    assert lewm.SurpriseMonitor(Ruler(), precision="float32").calibration is None, "another precision's is not taken"
+    assert lewm.SurpriseMonitor(Ruler(), made, precision="auto").precision == "bf16"
+    for native in ({"avx512_bf16": True}, {"amx_bf16": False, "avx2": True}, {}):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda native=native: native, raising=False)
+        monitor = lewm.SurpriseMonitor(Ruler(), precision="auto")
+        assert monitor.precision == ("bf16" if native.get("avx512_bf16") else "float32")
+        assert (monitor.calibration == made) == (monitor.precision == "bf16")
+    monkeypatch.delattr(torch.cpu, "get_capabilities")  # versions without it
+    assert lewm.SurpriseMonitor(Ruler(), precision="auto").precision == "float32"
+
+
 def test_episodes_in_memory_calibrate_like_a_dataset(data: Path) -> None:
     with EpisodeStore(data) as store:
         lived = [
@@ -217,6 +234,20 @@ def test_files_that_are_no_calibration_are_refused(tmp_path: Path) -> None:
         calibrated(heavy_tailed(30, 0), "model", 1, 0.1).save(tmp_path / "notes.json")
 
 
+def test_no_flipped_byte_gives_another_calibration(tmp_path: Path) -> None:
+    path, made = tmp_path / "calibration.json", calibrated(heavy_tailed(30, 0), "model", 1, 0.1)
+    made.save(path)
+    content, rng = path.read_bytes(), np.random.default_rng(0)
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:
+            assert Calibration.load(path) == made, "white space may differ"
+        except FileError:
+            continue
+
+
 def test_what_does_not_fit_is_refused() -> None:
     frame, action = np.zeros((SIDE, SIDE, 3), np.uint8), np.zeros(2)
     monitor = lewm.SurpriseMonitor(Ruler(), threshold=1.0)
@@ -236,7 +267,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for threshold in (0.0, math.inf, -1):
         with pytest.raises(ConfigError, match="positive number"):
             lewm.SurpriseMonitor(Ruler(), threshold=threshold)
-    with pytest.raises(ConfigError, match='precision is "float32" or "bf16"'):
+    with pytest.raises(ConfigError, match='precision is "auto", "float32" or "bf16"'):
         lewm.SurpriseMonitor(Ruler(), precision="half")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="every must divide"):
         lewm.SurpriseMonitor(Ruler(), every=2)

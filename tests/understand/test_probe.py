@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -22,24 +25,26 @@ from lewm import cli
 from lewm.config import CollectConfig
 from lewm.data.collect import collect
 from lewm.data.store import EpisodeStore, write_episodes
-from lewm.errors import ConfigError, DataError
+from lewm.errors import BusyError, ConfigError, DataError
+from lewm.files import only_writer
 from lewm.methods.frozen import FrozenEncoder
 from lewm.methods.registry import method_config
 from lewm.presets import PRESETS
 from lewm.types import ActionStats, DataFacts
 from lewm.understand import probe as probe_module
 from lewm.understand.findings import Findings, read_findings
-from lewm.understand.probe import ask, investigate, parts_of, probe
+from lewm.understand.probe import ask, investigate, parts_of, probe, probed
 from lewm.understand.probe_findings import draw
 from lewm.understand.probe_settings import ProbeSettings
 from lewm.understand.regression import MlpSettings, Scale, fit_mlps
 from lewm.understand.subject import Subject, open_episodes, open_subject
-from lewm.understand.views import split_episodes, view_of
+from lewm.understand.views import split_groups, view_of
 
 SIZE, STRIDE, EPISODES, FRAMES = 28, 5, 200, 4
 # What the planted dataset's states hold, in this order.
 PLANTED, ABSENT, OF_EPISODE, SPEED, FIXED = (f"state {number}" for number in range(5))
 QUICK = ProbeSettings(splits=2, epochs=12)
+FILES = ["episodes.h5", "episodes.h5.features", "probe.json", "probe.md", "probe.png"]
 
 
 class Cells(nn.Module):
@@ -146,7 +151,7 @@ def test_the_page_and_the_figure_say_what_was_read(found: Findings) -> None:
 def test_splits_share_no_episode_and_leave_none_out(planted: Path) -> None:
     with EpisodeStore(planted) as store:
         view = view_of(store, 1, 5, np.ones(store.num_frames, bool), 10**6, 0)
-        parts = split_episodes(view.episodes, 0, 1, store)
+        parts = split_groups(view.groups, 0, 1, store)
         episodes = [set(view.episodes[part]) for part in parts]
     assert sorted(np.concatenate(parts)) == list(range(EPISODES * FRAMES))
     assert [len(part) for part in episodes] == [160, 20, 20]
@@ -230,6 +235,76 @@ def test_finished_splits_are_not_computed_again(
         assert count == 9
 
 
+def test_a_finished_split_that_was_changed_is_computed_again(
+    subject: Subject, planted: Path, tmp_path: Path, found: Findings
+) -> None:
+    parts = parts_of(tmp_path)
+    with EpisodeStore(planted) as store:
+        probe(subject, store, QUICK, parts=parts)
+        first, second, third, _ = sorted(parts.glob("*.json"))
+        first.write_text(re.sub(r'"r": (-?)0\.(\d)', lambda m: f'"r": {m[1]}0.{9 - int(m[2])}', first.read_text()))
+        second.write_bytes(second.read_bytes()[:-9])
+        third.write_text("[]")
+        assert probe(subject, store, QUICK, parts=parts) == found
+
+
+def test_states_that_were_changed_are_another_question(subject: Subject, planted: Path, tmp_path: Path) -> None:
+    """Embeddings stay as they are: frames and actions are the same."""
+    shutil.copy(planted, tmp_path / "data.h5")
+    with h5py.File(tmp_path / "data.h5", "r+") as file:
+        file["state"][0, 0] += 1.0
+    with EpisodeStore(planted) as one, EpisodeStore(tmp_path / "data.h5") as other:
+        assert one.digest == other.digest
+        assert ask(subject, one, QUICK) != ask(subject, other, QUICK)
+
+
+def test_replays_of_one_demonstration_are_in_one_part(subject: Subject, tmp_path: Path) -> None:
+    """All replays of a demonstration share a number: had probes seen another replay, they would know it."""
+    rng = np.random.default_rng(3)
+    codes, numbers = rng.integers(0, 256, (20, 12)), rng.normal(size=20)
+
+    def replay(demonstration: int) -> dict[str, np.ndarray]:
+        pixels = np.zeros((FRAMES, SIZE, SIZE, 3), np.uint8)
+        pixels[:, 0, :12, 0] = np.clip(codes[demonstration] + rng.integers(-2, 3, (FRAMES, 12)), 0, 255)
+        states = np.full((FRAMES, 1), numbers[demonstration])
+        columns = {"action": np.zeros((FRAMES, 2), np.float32), "pixels": pixels, "state": states}
+        return columns | ({"demonstration": np.full(FRAMES, 10 * demonstration)} if known else {})
+
+    errors = []
+    for known in (False, True):
+        path = tmp_path / f"{known}.h5"
+        write_episodes(path, (replay(i % 20) for i in range(200)), {"demonstrations": "d" * 64})
+        with EpisodeStore(path) as store:
+            asked = probe(subject, store, ProbeSettings(splits=3, epochs=5))
+            view = view_of(store, 1, 5, np.ones(store.num_frames, bool), 10**6, 0)
+            parts = [set(view.groups[part]) for part in split_groups(view.groups, 0, 0, store)]
+        errors.append(asked.numbers["models"][0]["views"][0]["found"]["state 0"]["linear"]["mse"])
+        assert ("20 demonstrations, none of which is in two parts" in asked.markdown()) == known
+        assert ("The dataset does not say which they replay" in asked.markdown()) != known
+    assert errors[0] < 0.5, "it has seen replays of the same"
+    assert errors[1] > 1.5 * errors[0]
+    assert [len(part) for part in parts] == [16, 2, 2]
+    assert len(set.union(*parts)) == 20
+
+
+def test_a_model_that_sees_nothing_is_said_to(subject: Subject, planted: Path) -> None:
+    blind = replace(subject, digest="e" * 64, encoder=FrozenEncoder("blind", "e" * 64, Blind(), (2,), SIZE))
+    with EpisodeStore(planted) as store:
+        page = probe(blind, store, replace(QUICK, splits=1, epochs=1)).markdown()
+    assert f"{FIXED}: r is undefined, because nothing varies there" in page
+    assert f"{PLANTED}: r is undefined, because what the probe reads does not vary" in page
+
+
+def test_two_processes_do_not_probe_in_one_folder(subject: Subject, planted: Path, tmp_path: Path) -> None:
+    with EpisodeStore(planted) as store:
+        with only_writer(tmp_path / ".probe.lock", "busy"), pytest.raises(BusyError, match="Another process probes"):
+            probed(subject, store, QUICK, tmp_path)
+        assert not list(tmp_path.iterdir())
+        found = probed(subject, store, replace(QUICK, splits=1, epochs=1), tmp_path)
+        assert read_findings(tmp_path, "probe", found.question) == found
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES[2:], "finished splits are gone"
+
+
 def test_questions_differ_by_what_is_asked(subject: Subject, planted: Path) -> None:
     with EpisodeStore(planted) as store:
         asked = ask(subject, store, QUICK)
@@ -254,7 +329,7 @@ def test_the_command_probes_writes_and_does_nothing_twice(
     assert "paper's LeWM" in (out / "probe.md").read_text(encoding="utf-8")
     written = (out / "probe.json").stat().st_mtime_ns
     assert cli.run(command.split()) == 0
-    assert "answered before" in capsys.readouterr().out
+    assert "asked before" in capsys.readouterr().out
     assert (out / "probe.json").stat().st_mtime_ns == written
     assert cli.run([*command.split(), "--probe.properties", "agent positon"]) != 0
     assert "Did you mean 'agent position'" in " ".join("".join(capsys.readouterr()).split())
@@ -289,12 +364,9 @@ def test_a_killed_command_goes_on(debug_run: Path, tmp_path: Path) -> None:
         time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = {path: path.read_bytes() for path in parts.glob("*.json")}
     assert not (tmp_path / "probe.json").exists()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    assert all(path.read_bytes() == content for path, content in kept.items())
-    assert math.isclose(len(list(parts.glob("*.json"))), 80)
-    assert (tmp_path / "probe.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
 @pytest.mark.parametrize("method", ["pldm", "dino_wm"])

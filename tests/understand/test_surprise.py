@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,9 +21,10 @@ from lewm.types import ActionStats, DataFacts
 from lewm.understand import surprise as module
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.subject import Subject, open_subject
-from lewm.understand.surprise import ROWS, SurpriseSettings, auroc, compare, surprise
+from lewm.understand.surprise import surprise
 from lewm.understand.surprise_figure import draw
-from lewm.understand.surprise_rows import read_rows
+from lewm.understand.surprise_findings import ROWS, SurpriseSettings, auroc, compare
+from lewm.understand.surprise_rows import Row, RowJournal, read_rows
 from lewm.understand.trajectories import CHANGES, UNDISTURBED, moves, register_changes
 
 KINDS = ("json", "md", "png")
@@ -122,6 +124,35 @@ def test_an_interrupted_measurement_goes_on(data: Path, tmp_path: Path, monkeypa
     assert not set(again) & set(lived[:2])
     assert lived[2] in again
     assert [path.name for path in (tmp_path / "cut").iterdir()] == [ROWS]
+
+
+def test_no_flipped_byte_of_unfinished_work_changes_what_is_found(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        Row(episode, 7, "agent: colour", "colour", offset, 5, 0.25, 1e-3) for episode in (1, 2) for offset in (0, 1)
+    ]
+    with RowJournal(tmp_path / "part.csv", 2) as journal:
+        journal.add(1, rows[:2])
+        journal.add(3, [])
+        journal.add(2, rows[2:])
+    content, rng = (tmp_path / "part.csv").read_bytes(), np.random.default_rng(0)
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        (tmp_path / "part.csv").write_bytes(damaged)
+        read = RowJournal(tmp_path / "part.csv", 2)
+        assert read.of(1) in (None, rows[:2])
+        assert read.of(2) in (None, rows[2:])
+        assert read.of(3) in (None, [])
+        assert not (read.of(1) and read.of(3) == [] and read.of(2)), "something is wrong with one of them"
+    whole = ask(data, tmp_path / "whole")
+    monkeypatch.setattr(RowJournal, "remove", lambda _: None)
+    ask(data, tmp_path / "again")
+    (part,) = (tmp_path / "again").glob("*.part.csv")
+    other_digit = lambda found: found[1] + b"." + b"%d" % (9 - int(found[2]))  # noqa: E731
+    part.write_bytes(re.sub(rb"(\d)\.(\d)", other_digit, part.read_bytes(), count=9))
+    assert ask(data, tmp_path / "again") == whole
 
 
 def test_what_cannot_be_asked_is_refused(data: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from lewm.data.store import EpisodeStore
 from lewm.envs.registry import env_entry, env_type, make_env
 from lewm.errors import ConfigError, DataError
 from lewm.understand import trajectories
+from lewm.understand.states import recorded_states
 from lewm.understand.trajectories import (
     CHANGES,
     UNDISTURBED,
@@ -23,7 +24,6 @@ from lewm.understand.trajectories import (
     changes_of,
     episodes_long_enough,
     matched,
-    recorded_states,
 )
 
 EXCERPT = Excerpt(frame_skip=5, blocks=4, changed=2)
@@ -39,7 +39,7 @@ def lived(world: str, folder: Path) -> Matched:
             pytest.importorskip("mujoco")
         collect(world, folder / f"{world}.h5", CollectConfig(1, resolution=28, workers=1))
         with EpisodeStore(folder / f"{world}.h5") as store, trajectories.simulator(env_entry(world), 28) as env:
-            states = recorded_states(store, env)
+            states = recorded_states(store, env.state_names)
             found, again = (matched(env, store, states, 0, EXCERPT, CHANGES[world], seed=0) for _ in range(2))
         assert found is not None
         assert again is not None
@@ -81,7 +81,7 @@ def test_objects_are_moved_by_what_the_table_says_and_nothing_else_is(world: str
 def test_replayed_actions_lead_to_the_recorded_states(tmp_path: Path) -> None:
     path = episodes(tmp_path / "data.h5", 4)
     with EpisodeStore(path) as store, trajectories.simulator(env_entry("tworoom"), 28) as env:
-        states, first = recorded_states(store, env), int(store.offsets[store.lengths.argmax()]) + 3
+        states, first = recorded_states(store, env.state_names), int(store.offsets[store.lengths.argmax()]) + 3
         again, frames = trajectories.replay(env, states[first], store.actions[first : first + 20], 5)
         np.testing.assert_array_equal(again, states[first : first + 21])
         np.testing.assert_array_equal(frames, store.read_frames(np.arange(first, first + 21, 5)))
@@ -91,7 +91,7 @@ def test_an_episode_without_room_is_none_and_a_short_one_is_passed_over(tmp_path
     path = episodes(tmp_path / "data.h5", 3)
     nowhere = Change("far", "agent", None, 500.0, "px", ("agent_x", "agent_y"), 2, trajectories._in_a_room)
     with EpisodeStore(path) as store, trajectories.simulator(env_entry("tworoom"), 28) as env:
-        states = recorded_states(store, env)
+        states = recorded_states(store, env.state_names)
         assert matched(env, store, states, 0, EXCERPT, [nowhere], 0) is None
         longest = int(store.lengths.max())
         assert episodes_long_enough(store, Excerpt(1, longest, 1)) == []
@@ -100,8 +100,12 @@ def test_an_episode_without_room_is_none_and_a_short_one_is_passed_over(tmp_path
 
 def test_states_that_no_simulator_can_take_are_refused(tmp_path: Path) -> None:
     path = episodes(tmp_path / "data.h5", 1)
-    with EpisodeStore(path) as store, make_env("pusht", 28) as env, pytest.raises(DataError, match="7 numbers"):
-        recorded_states(store, env)
+    with (
+        EpisodeStore(path) as store,
+        make_env("pusht", 28) as env,
+        pytest.raises(DataError, match="of 2 numbers, but those of its world have 7"),
+    ):
+        recorded_states(store, env.state_names)
 
 
 def test_worlds_without_objects_are_refused_and_others_change_colour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from lewm.cli.frame import console, say
+from lewm.cli.frame import console
 from lewm.cli.progress import progress_bar
 from lewm.cli.understand.common import SubjectArgs, episodes_for, show
 
@@ -38,6 +38,4 @@ def answer(
     opened = open_episodes(episodes_for(args, subject), subject) if episodes else nullcontext()
     with opened as store, progress_bar(console, verb) as on_progress:
         found = ask(subject, store, on_progress)
-    if found == earlier:
-        say(f"This was asked before; remove {args.folder / verb}.json to ask again.")
-    show(found, args.folder)
+    show(found, args.folder, earlier)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import tyro
 
-from lewm.cli.frame import console, print_table, say
+from lewm.cli.frame import console, parse, print_table, say
 from lewm.cli.progress import progress_bar
+from lewm.errors import ConfigError
 
 if TYPE_CHECKING:
     from lewm.understand.findings import Findings
@@ -31,7 +32,18 @@ class SubjectArgs:
     @property
     def folder(self) -> Path:
         """Where findings go."""
-        return self.out or Path("understanding") / Path(self.checkpoint).name
+        return self.out or Path("understanding") / Path(self.checkpoint).resolve().name
+
+
+A = TypeVar("A", bound=SubjectArgs)
+
+
+def parse_checked(kind: type[A], arguments: list[str], prog: str) -> A:
+    """Parse a verb's arguments, and refuse what no verb can do with."""
+    args = parse(kind, arguments, prog)
+    if not 0 <= args.seed < 2**63:
+        raise ConfigError(f"seed must be between 0 and {2**63 - 1:,}, got {args.seed}.")
+    return args
 
 
 def episodes_for(args: SubjectArgs, subject: Subject) -> Path:
@@ -45,8 +57,10 @@ def episodes_for(args: SubjectArgs, subject: Subject) -> Path:
         return held_out_episodes(subject, path, args.episodes, args.seed, args.demos, on_progress)
 
 
-def show(findings: Findings, folder: Path) -> None:
-    """Print tables and sentences, and where the files are."""
+def show(findings: Findings, folder: Path, earlier: Findings | None = None) -> None:
+    """Print tables and sentences, and where the files are. earlier: what had been found before the question."""
+    if findings == earlier:
+        say(f"This was asked before; remove {folder / findings.verb}.json to ask again.")
     for table in findings.tables:
         print_table(table)
     for sentence in findings.sentences:

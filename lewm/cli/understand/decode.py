@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lewm.cli.frame import console, parse, say
+from lewm.cli.frame import console, say
 from lewm.cli.progress import progress_bar
-from lewm.cli.understand.common import SubjectArgs, episodes_for, show
+from lewm.cli.understand.common import SubjectArgs, episodes_for, parse_checked, show
 from lewm.files import FILM, check_output
 from lewm.types import ProgressCallback
 
@@ -40,7 +40,7 @@ class DecodeArgs(SubjectArgs):
 
 def run(arguments: list[str]) -> None:
     """Train what is missing, measure, show, and write."""
-    args = parse(DecodeArgs, arguments, "understand decode")
+    args = parse_checked(DecodeArgs, arguments, "understand decode")
     from lewm.understand import decode
     from lewm.understand.decoder import DecoderSettings
     from lewm.understand.findings import check_outputs

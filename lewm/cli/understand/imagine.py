@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lewm.cli.frame import parse
 from lewm.cli.understand.asking import answer
-from lewm.cli.understand.common import SubjectArgs
+from lewm.cli.understand.common import SubjectArgs, parse_checked
 
 if TYPE_CHECKING:
     from lewm.data.store import EpisodeStore
@@ -27,7 +26,7 @@ class ImagineArgs(SubjectArgs):
 
 def run(arguments: list[str]) -> None:
     """Roll out, execute, and compare."""
-    args = parse(ImagineArgs, arguments, "understand imagine")
+    args = parse_checked(ImagineArgs, arguments, "understand imagine")
     from lewm.understand.imagine import ImagineSettings, imagined
 
     settings = ImagineSettings(args.blocks, args.windows, args.searches, args.seed)

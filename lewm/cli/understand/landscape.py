@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lewm.cli.frame import parse
 from lewm.cli.understand.asking import answer
-from lewm.cli.understand.common import SubjectArgs
+from lewm.cli.understand.common import SubjectArgs, parse_checked
 
 if TYPE_CHECKING:
     from lewm.data.store import EpisodeStore
@@ -23,7 +22,7 @@ class LandscapeArgs(SubjectArgs):
 
 def run(arguments: list[str]) -> None:
     """Embed episodes, and compare distances along them with those between them."""
-    args = parse(LandscapeArgs, arguments, "understand landscape")
+    args = parse_checked(LandscapeArgs, arguments, "understand landscape")
     from lewm.understand.landscape import investigate
 
     def ask(subject: Subject, store: EpisodeStore | None, on_progress: ProgressCallback) -> Findings:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lewm.cli.frame import parse
 from lewm.cli.understand.asking import answer
-from lewm.cli.understand.common import SubjectArgs
+from lewm.cli.understand.common import SubjectArgs, parse_checked
 
 if TYPE_CHECKING:
     from lewm.data.store import EpisodeStore
@@ -29,7 +28,7 @@ class MapArgs(SubjectArgs):
 
 def run(arguments: list[str]) -> None:
     """Draw the grid, embed it, and lay it out."""
-    args = parse(MapArgs, arguments, "understand map")
+    args = parse_checked(MapArgs, arguments, "understand map")
     from lewm.understand.latent_map import MapSettings, mapped
 
     settings = MapSettings(args.grid, args.x, args.y, args.x_range, args.y_range, args.seed)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lewm.cli.frame import parse
 from lewm.cli.understand.asking import answer
-from lewm.cli.understand.common import SubjectArgs
+from lewm.cli.understand.common import SubjectArgs, parse_checked
 
 if TYPE_CHECKING:
     from lewm.data.store import EpisodeStore
@@ -25,7 +24,7 @@ class NoticeArgs(SubjectArgs):
 
 def run(arguments: list[str]) -> None:
     """Draw recorded states again, each with one thing changed."""
-    args = parse(NoticeArgs, arguments, "understand notice")
+    args = parse_checked(NoticeArgs, arguments, "understand notice")
     from lewm.understand.notice import investigate
 
     def ask(subject: Subject, store: EpisodeStore | None, on_progress: ProgressCallback) -> Findings:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from lewm.cli.frame import console, parse, say
+from lewm.cli.frame import console, say
 from lewm.cli.progress import progress_bar
-from lewm.cli.understand.common import SubjectArgs, episodes_for, show
+from lewm.cli.understand.common import SubjectArgs, episodes_for, parse_checked, show
 from lewm.understand.probe_settings import VERB, ProbeSettings
 
 
@@ -25,30 +25,25 @@ class ProbeArgs(SubjectArgs):
 
 def run(arguments: list[str]) -> None:
     """Probe behind a progress bar, print what was found, and write it."""
-    args = parse(ProbeArgs, arguments, f"understand {VERB}")
-    from lewm.understand.findings import check_outputs, read_findings, write_findings
-    from lewm.understand.probe import ask, parts_of, probe
-    from lewm.understand.probe_findings import draw
+    args = parse_checked(ProbeArgs, arguments, f"understand {VERB}")
+    from lewm.understand.findings import check_outputs, read_findings
+    from lewm.understand.probe import ask, check_question, probed
     from lewm.understand.subject import embeddings, model_folder, open_episodes, open_subject
 
     sources = (args.checkpoint, *args.compare)
+    check_outputs(args.folder, VERB, [*([args.data] if args.data else []), *map(model_folder, sources)])
     subject, *others = (open_subject(source, args.device) for source in sources)
-    data = episodes_for(args, subject)
-    check_outputs(args.folder, VERB, [data, *map(model_folder, sources)])
+    earlier = read_findings(args.folder, VERB)
     with ExitStack() as stack:
+        data = episodes_for(args, subject)
         store = stack.enter_context(open_episodes(data, subject))
         for other in others:
             stack.enter_context(open_episodes(data, other))  # refuses what does not fit the others
-        asked = ask(subject, store, args.probe, others, args.seed)
-        found = read_findings(args.folder, VERB, asked)
-        if found is not None:
-            say("This very question was answered before; nothing is done again.")
-        else:
+        if earlier is None or earlier.question != ask(subject, store, args.probe, others, args.seed):
+            check_question(subject, store, args.probe, others, args.seed)
             for model in (subject, *others):
                 with progress_bar(console, "embed") as on_progress, embeddings(model, store, on_progress, say):
                     pass  # kept, so that it takes no time below
-            with progress_bar(console, "probe") as on_progress:
-                parts = parts_of(args.folder)
-                found = probe(subject, store, args.probe, others, args.seed, parts, on_progress, say)
-            write_findings(args.folder, found, draw)
-    show(found, args.folder)
+        with progress_bar(console, "probe") as on_progress:
+            found = probed(subject, store, args.probe, args.folder, others, args.seed, on_progress, say)
+    show(found, args.folder, earlier)

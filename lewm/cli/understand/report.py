@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from lewm.cli.frame import console, parse, say
+from lewm.cli.frame import console, say
 from lewm.cli.progress import Display, training_bar
-from lewm.cli.understand.common import SubjectArgs, episodes_for
+from lewm.cli.understand.common import SubjectArgs, episodes_for, parse_checked
 
 if TYPE_CHECKING:
     from lewm.types import ProgressCallback
@@ -45,13 +45,18 @@ class _Bars:
 
 def run(arguments: list[str]) -> None:
     """Ask part after part, and write the page."""
-    args = parse(ReportArgs, arguments, "understand")
+    args = parse_checked(ReportArgs, arguments, "understand")
     from lewm.files import PAGE, check_output
-    from lewm.understand.report import REPORT, check_parts, investigate_all, write_report
-    from lewm.understand.subject import open_episodes, open_subject
+    from lewm.understand.findings import check_outputs
+    from lewm.understand.report import PARTS, REPORT, check_parts, investigate_all, write_report
+    from lewm.understand.subject import model_folder, open_episodes, open_subject
 
     check_parts(args.skip)
-    check_output(args.folder / REPORT, PAGE, [args.data] if args.data else [])
+    inputs = [model_folder(args.checkpoint), *([args.data] if args.data else [])]
+    check_output(args.folder / REPORT, PAGE, inputs)
+    for part in PARTS:
+        if part.verb not in args.skip:
+            check_outputs(args.folder, part.verb, inputs)
     started = time.monotonic()
     sections: list[Section] = []
     subject = open_subject(args.checkpoint, args.device)

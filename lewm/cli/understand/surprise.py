@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lewm.cli.frame import parse
 from lewm.cli.understand.asking import answer
-from lewm.cli.understand.common import SubjectArgs
+from lewm.cli.understand.common import SubjectArgs, parse_checked
 
 if TYPE_CHECKING:
     from lewm.data.store import EpisodeStore
@@ -27,8 +26,9 @@ class SurpriseArgs(SubjectArgs):
 
 def run(arguments: list[str]) -> None:
     """Measure, print and write."""
-    args = parse(SurpriseArgs, arguments, "understand surprise")
-    from lewm.understand.surprise import SurpriseSettings, check_subject, surprised
+    args = parse_checked(SurpriseArgs, arguments, "understand surprise")
+    from lewm.understand.surprise import check_subject, surprised
+    from lewm.understand.surprise_findings import SurpriseSettings
 
     settings = SurpriseSettings(args.trajectories, args.before, args.after, args.seed)
 

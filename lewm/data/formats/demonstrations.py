@@ -83,14 +83,12 @@ def demonstrations_digest(demonstrations: Sequence[Demonstration]) -> str:
     return digest.hexdigest()
 
 
-def choose_demonstration(
-    demonstrations: Sequence[Demonstration], rng: np.random.Generator, held_out: bool
-) -> Demonstration:
-    """A random one of those kept for evaluation (every tenth), or of the others."""
+def choose_demonstration(demonstrations: Sequence[Demonstration], rng: np.random.Generator, held_out: bool) -> int:
+    """The number of a random one of those kept for evaluation (every tenth), or of the others."""
     choices = [index for index in range(len(demonstrations)) if (index % HELD_OUT_EVERY == 0) == held_out]
     if not choices:
         raise DataError(f"Of {len(demonstrations)} demonstrations every tenth is held out: none is left. Give more.")
-    return demonstrations[choices[int(rng.integers(len(choices)))]]
+    return choices[int(rng.integers(len(choices)))]
 
 
 def _read_npz(path: Path) -> tuple[Array, Array, Array]:
