@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from lewm import checkpoint
 from lewm.checked import Checked, to_dict
@@ -138,11 +138,7 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, Any]) 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     about = about | {"weights": checkpoint.weights_digest(plain)}
     with completing(path) as temporary:
-        try:
-            save_file(plain, temporary, {FORMAT: json.dumps(about)})
-        except SafetensorError as error:  # as a full disk shows itself
-            raise OSError(str(error)) from error
-        temporary.chmod(0o644)
+        temporary.write_bytes(save(plain, {FORMAT: json.dumps(about)}))
 
 
 def _empty(subject: Subject, width: int | None, behind: Array | None = None) -> Decoder:

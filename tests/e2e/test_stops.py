@@ -41,6 +41,7 @@ IN_A_ROW = 5  # at most so many, before the command may end
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 PATIENCE = 5.0  # seconds from a request to the end
 TIMES = {"times", "seconds", "minutes", "seconds_per_plan", "steps_per_second", "eta", "ms"}
+DIGESTS = {"digest", "checksum"}
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class Trial:
 def without_times(value: Any) -> Any:
     """JSON without what says how long something took, or is a digest over that."""
     if isinstance(value, dict):
-        return {k: without_times(v) for k, v in value.items() if k not in TIMES and k != "digest"}
+        return {k: without_times(v) for k, v in value.items() if k not in TIMES | DIGESTS}
     return [without_times(each) for each in value] if isinstance(value, list) else value
 
 
@@ -222,7 +223,7 @@ def contents(folder: Path) -> dict[str, Any]:
     Of a run's checkpoints, the newest: which one is the oldest that is kept depends on where the run was stopped.
     """
     found: dict[str, Any] = {}
-    *older, newest = checkpoint.of_run(folder / "run" / "checkpoints") or [folder]
+    *older, _newest = checkpoint.of_run(folder / "run" / "checkpoints") or [folder]
     assert len(older) < KEPT_CHECKPOINTS
     for path in folder.rglob("*"):
         name = str(path.relative_to(folder))
