@@ -67,7 +67,7 @@ def write_findings(out: Path, findings: Findings, draw: Draw | None = None) -> N
             draw(findings).savefig(temporary, format="png", dpi=DOTS_PER_INCH)
     with completing(out / f"{findings.verb}.md") as temporary:
         temporary.write_text(findings.markdown(), encoding="utf-8")
-    write_json(out / f"{findings.verb}.json", asdict(findings), checked=True)
+    write_json(out / f"{findings.verb}.json", asdict(findings))
 
 
 def read_findings(out: Path, verb: str, question: dict[str, Any] | None = None) -> Findings | None:

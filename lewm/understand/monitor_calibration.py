@@ -90,7 +90,7 @@ class Calibration:
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
         check_output(Path(path), CALIBRATION)
-        write_json(Path(path), {"version": VERSION} | asdict(self), checked=True)
+        write_json(Path(path), {"version": VERSION} | asdict(self))
 
     @staticmethod
     def load(path: str | Path) -> Calibration:

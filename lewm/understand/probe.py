@@ -142,7 +142,7 @@ class _Work:
         asked["settings"].pop("splits")
         path = self.parts / f"{json_digest([asked, view.frames, split])[:24]}.json"
         if not path.is_file():
-            write_json(path, self._measure(view, inputs, split, on_epoch), checked=True)
+            write_json(path, self._measure(view, inputs, split, on_epoch))
         kept: Measured = read_json(path)
         return kept
 
