@@ -29,7 +29,7 @@ from lewm.data.stats import background
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import batch_indices, split_episodes
 from lewm.errors import CheckpointError, ConfigError, DataError, TrainingError
-from lewm.files import Kind, check_output, completing, disk_errors, only_writer
+from lewm.files import Kind, check_output, completing, disk_errors, json_digest, only_writer
 from lewm.model.decoder import FOREGROUND_WEIGHT, Decoder
 from lewm.rng import derive_seed, stream
 from lewm.train.loop import stop_on_signals
@@ -130,6 +130,8 @@ def read_about(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{problem}. Name another file, or train one.")
     if about["version"] > VERSION:
         raise CheckpointError(f"{path} was written by a newer lewm. Run `pip install --upgrade lewm`.")
+    if about.pop("digest", None) not in (None, json_digest(about)):
+        raise CheckpointError(f"{path} is not what was written (its SHA-256 differs). Train the decoder again.")
     return about
 
 
@@ -137,6 +139,7 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, Any]) 
     """Write a decoder, or one in training, whole or not at all."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     about = about | {"weights": checkpoint.weights_digest(plain)}
+    about |= {"digest": json_digest(about)}
     with completing(path) as temporary:
         temporary.write_bytes(save(plain, {FORMAT: json.dumps(about)}))
 
