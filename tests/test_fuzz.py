@@ -117,7 +117,10 @@ def notes(folder: Path) -> Any:
 
 
 def findings(folder: Path) -> Any:
-    return read_findings(folder, "probe")
+    found = read_findings(folder, "probe")
+    if found is None:
+        raise LewmError("It is found again.")
+    return found
 
 
 def rows(folder: Path) -> Any:
@@ -184,6 +187,7 @@ def whole(debug_config: Config, debug_run: Path, tmp_path_factory: pytest.TempPa
         for index in range(8):
             plan = Plan(rng.random((4, 2), np.float32), float(rng.random()), rng.random(2, np.float32))
             journal.add({(index, 0): Note(plan, 0.5)})
+    (folder / "a.csv").write_text("1\n")
     table = Table("Probes", ("quantity", "MSE"), (("agent x", "0.25"), ("agent y", "0.5")))
     question = {"verb": "probe", "model": "a", "dataset": "b", "settings": {"seed": 0}}
     numbers = {"mse": rng.random(10).tolist()}
