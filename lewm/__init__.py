@@ -10,6 +10,11 @@ Names are imported on first use, so that ``import lewm`` stays quick and pulls i
 
 from __future__ import annotations
 
+from lewm import starting
+
+if starting.is_command():  # before anything that takes its time
+    starting.leave_on_signals()
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

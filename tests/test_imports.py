@@ -10,7 +10,7 @@ import lewm
 
 PACKAGE = Path(lewm.__file__).parent
 
-VOCABULARY = {"types", "errors", "rng", "version"}
+VOCABULARY = {"types", "errors", "rng", "version", "starting"}
 BASICS = VOCABULARY | {"checked", "config", "files", "retired", "user_modules"}
 # What a run is made of, in the order in which it is built up.
 TRAINED = BASICS | {"checkpoint", "presets", "model", "methods", "data", "train"}

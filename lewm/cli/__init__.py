@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import select
 import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from lewm.cli.frame import console, print_grid
 from lewm.errors import ConfigError, LewmError, unknown_name
+from lewm.starting import INTERRUPTED, STATUS, interrupt_on_signals
 from lewm.version import __version__
 
 # What each verb does, in the order of a project; its file has the same name, and a function ``run(arguments)``.
@@ -35,15 +36,21 @@ VERBS = {
 
 def main() -> NoReturn:
     """Entry point of the `lewm` command."""
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    if status == STATUS:
+        # Python remembers an interrupt that came within `exec`, as of dataclasses, and would end with another status.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns the process's exit status."""
-    signal.signal(signal.SIGTERM, _interrupt)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         try:
+            interrupt_on_signals()
             _dispatch(arguments)
         finally:
             sys.stdout.flush()  # here, where it is known what to do if nobody reads
@@ -52,8 +59,8 @@ def run(arguments: list[str]) -> int:
         errors.print(f"[bold red]Error:[/] {escape(str(error))}")
         return 1
     except KeyboardInterrupt:
-        errors.print("Interrupted. The same command continues where it stopped (data tools start again).")
-        return 130
+        errors.print(INTERRUPTED)
+        return STATUS
     except BrokenPipeError:
         if not _nobody_reads():  # a pipe to another process: that is news
             raise
@@ -68,10 +75,6 @@ def _nobody_reads() -> bool:
     if closed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return closed
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _dispatch(arguments: list[str]) -> None:

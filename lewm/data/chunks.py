@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 from isal import isal_zlib
 
+from lewm.data.hdf5 import checksum
 from lewm.types import Array
 
 # ISA-L's own scale, 0 to 3. Level 0 is a third larger, level 3 takes five times as long and is no smaller.
@@ -41,10 +42,13 @@ class _Table:
 
 
 class FrameChunks:
-    """The frames of a dataset that has one gzip chunk per frame. Threads may share it: reading holds no lock."""
+    """The frames of a dataset that has one gzip chunk per frame. Threads may share it: reading holds no lock.
 
-    def __init__(self, pixels: h5py.Dataset) -> None:
-        self._pixels = pixels
+    sizes_checksum: of the bytes that each takes, if it is known.
+    """
+
+    def __init__(self, pixels: h5py.Dataset, sizes_checksum: str | None = None) -> None:
+        self._pixels, self._sizes_checksum = pixels, sizes_checksum
         # HDF5's own descriptor: the file may have got a successor of the same name since it was opened.
         self._descriptor: int = pixels.file.id.get_vfd_handle()
         self._looking_up = threading.Lock()
@@ -60,8 +64,14 @@ class FrameChunks:
         """Looked up once, at the first read: a million chunks take two seconds."""
         if self._known_table is None:
             with self._looking_up:
-                self._known_table = self._known_table or _look_up(self._pixels)
+                self._known_table = self._known_table or self._checked_table()
         return self._known_table
+
+    def _checked_table(self) -> _Table:
+        table = _look_up(self._pixels)
+        if self._sizes_checksum not in (None, checksum(table.sizes)):
+            raise ValueError("the index of its frames is not what was written")
+        return table
 
     @property
     def sizes(self) -> Array:
@@ -181,9 +191,11 @@ def _look_up(pixels: h5py.Dataset) -> _Table:
     table = _Table(np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool))
 
     def note(chunk: h5py.h5d.StoreInfo) -> None:
-        index = chunk.chunk_offset[0]
-        if index >= count:  # a damaged index: the frame that is meant is missing
+        index, *rest = chunk.chunk_offset
+        if index >= count or any(rest):  # a damaged index: the frame that is meant is missing
             return
+        if table.sizes[index]:
+            raise ValueError(f"its index names frame {index} twice")
         table.offsets[index], table.sizes[index] = chunk.byte_offset, chunk.size
         table.is_raw[index] = chunk.filter_mask != 0
 

@@ -22,8 +22,9 @@ import numpy as np
 from lewm.config import CollectConfig
 from lewm.data.formats.demonstrations import demonstrations_digest, load_demonstrations, locate_demonstrations
 from lewm.data.generate import HELD_OUT_SEED, generate_episode
+from lewm.data.new_file import Attributes
 from lewm.data.proprio import PROPRIO, named
-from lewm.data.store import Attributes, EpisodeStore, merge_files, write_episodes
+from lewm.data.store import EpisodeStore, merge_files, write_episodes
 from lewm.envs.base import WorldEnv
 from lewm.envs.registry import EnvEntry, env_entry, env_type, make_env, make_expert, make_mistaken
 from lewm.envs.workers import Worker, know_env, wait_for_answers

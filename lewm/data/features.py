@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from lewm.data.frames import Cache, open_frames
-from lewm.data.store import EpisodeStore
+from lewm.data.store import EpisodeStore, check_place
 from lewm.errors import DataError, FileError
 from lewm.files import completing, disk_errors, json_digest, only_writer, read_json, remove, write_json
 from lewm.types import Array, ProgressCallback
@@ -335,6 +335,7 @@ class _FeatureFile:
 
     def read_frames(self, rows: Array, out: Array) -> Array:
         """Features of rows int (n,), into ``out`` (n, *frame_shape). Threads may share it."""
+        check_place(rows, out, self.frame_shape, self.frame_type)
         frames = self.frames_at(rows)
         for block in np.unique(frames // self._form.block).tolist():
             if not self._sound[block]:  # two threads may both look, and find the same

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from lewm.data.store import FORMAT, EpisodeStore
+from lewm.data.new_file import FORMAT
+from lewm.data.store import EpisodeStore
 from lewm.errors import DataError
 from lewm.types import Array
 

@@ -20,7 +20,7 @@ A file may have the frames of some rows only, F < N of them. It then says which:
 and its attribute ``frame_stride`` is the number of rows between two frames of an episode.
 
 Files are written whole or not at all, and the same episodes give the same bytes (on the same kind of processor, to
-which the compressor adapts).
+which the compressor adapts). Frames are compressed with a checksum each; ``lewm.data.hdf5`` has those of the rest.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
-import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +37,37 @@ import h5py
 import numpy as np
 
 from lewm.data.chunks import ChunkError, FrameChunks, chunk_sizes, filters_of, write_frame, write_stored
+from lewm.data.hdf5 import (
+    FRAME_SIZES,
+    ColumnSum,
+    checksum,
+    compare,
+    naming_damage,
+    open_for_reading,
+    read_attributes,
+    read_checksums,
+    read_whole,
+)
+from lewm.data.new_file import (
+    FORMAT,
+    FORMAT_VERSION,
+    NUMBERING,
+    Attributes,
+    Columns,
+    check_episode,
+    grow_pixels,
+    like,
+    new_file,
+    write_numbering,
+    write_sums,
+)
 from lewm.errors import DataError
-from lewm.files import completing
 from lewm.types import Array
-from lewm.version import __version__
-
-FORMAT = "lewm-episodes"
-FORMAT_VERSION = 2  # 1: every row has a frame, no column is called success
 
 DIGESTED_FRAMES = 64
+MERGED_FRAMES = 64  # that are looked at together
 
-# Besides pixels: what the store itself writes. The rest is the collector's.
-NUMBERING = ("episode_idx", "step_idx", "frame_row", "ep_len", "ep_offset")
 NOT_PER_ROW = ("pixels", "frame_row", "ep_len", "ep_offset")
-
-Columns = Mapping[str, Array]
-Attributes = Mapping[str, str | int | float]
-
-
-@contextlib.contextmanager
-def naming_damage(path: Path) -> Iterator[None]:
-    """Name a file of which HDF5 cannot make sense; it has several kinds of errors for that."""
-    try:
-        yield
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged: {error}. Collect or download it again.") from error
 
 
 class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
@@ -82,20 +86,21 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         self.path = Path(path)
         # HDF5 is not thread-safe: every access through it needs this lock. Compressed frames are read past it.
         self._lock = threading.Lock()
-        self._file = _open_for_reading(self.path)
+        self._file = open_for_reading(self.path)
         try:
             with naming_damage(self.path):
                 self.attributes = self._checked_attributes()
+                self._checksums = read_checksums(self._file)
                 self._pixels = self._checked_pixels()
                 self.num_frames, self.resolution = self._pixels.shape[:2]
                 self.frame_shape: tuple[int, ...] = (self.resolution, self.resolution, 3)
-                self.num_rows = len(self._column("action")) if "frame_row" in self._file else self.num_frames
+                self.num_rows = self._checked_rows()
                 self.frame_rows, self.frame_stride = self._checked_frame_rows()
                 self.lengths, self.offsets = self._checked_episodes()
                 self._check_spacing()
                 self.actions = self._checked_actions()
                 self.columns = self._checked_columns()
-                self._chunks = FrameChunks(self._pixels) if FrameChunks.fits(self._pixels) else None
+                self._chunks = self._checked_chunks()
         except BaseException:
             self._file.close()
             raise
@@ -113,10 +118,18 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
     def read_column(self, name: str) -> Array:
         """A whole column, (N, ...), in the file's type; not for pixels, which may not fit in memory."""
         with self._lock, naming_damage(self.path):
-            return np.asarray(self._column(name)[:])
+            return self._read(name)
+
+    def _read(self, name: str) -> Array:
+        column = read_whole(self._column(name))
+        compare(self._checksums, name, column)
+        return column
 
     def frames_at(self, rows: Array) -> Array:
         """Which of the F frames are those of rows int (...): int64 (...); a row without one is an error."""
+        outside = (rows < 0) | (rows >= self.num_rows)
+        if outside.any():
+            raise DataError(f"{self.path} has no row {rows[outside][0]}: its rows are 0 to {self.num_rows - 1}.")
         if self.num_frames == self.num_rows:
             return rows
         frames = np.searchsorted(self.frame_rows, rows)
@@ -133,6 +146,7 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         """
         if out is None:
             out = np.empty((len(rows), *self.frame_shape), np.uint8)
+        check_place(rows, out, (*self.frame_shape,), self.frame_type)
         frames = self.frames_at(rows)
         try:
             if self._chunks:
@@ -192,9 +206,10 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         return column
 
     def _checked_attributes(self) -> dict[str, Any]:
-        attributes = {k: v.item() if isinstance(v, np.generic) else v for k, v in self._file.attrs.items()}
+        attributes = read_attributes(self._file)
         version = attributes.get("format_version", 0) if attributes.get("format") == FORMAT else 0
-        self._require(version <= FORMAT_VERSION, f"has format version {version}, unknown here. Upgrade lewm.")
+        known = isinstance(version, int) and version <= FORMAT_VERSION
+        self._require(known, f"has format version {version}, unknown here. Upgrade lewm.")
         return attributes
 
     def _checked_pixels(self) -> h5py.Dataset:
@@ -203,6 +218,15 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         self._require_form(pixels, fits, "uint8 of shape (rows, R, R, 3)")
         return pixels
 
+    def _checked_rows(self) -> int:
+        """How many there are, N: frames are only believed to exist where as many rows have an action."""
+        if "frame_row" in self._file:
+            return len(self._column("action"))
+        actions = self._column("action")
+        form = f"floating point of shape ({self.num_frames}, action size)"
+        self._require_form(actions, actions.shape[:1] == (self.num_frames,), form)
+        return self.num_frames
+
     def _checked_frame_rows(self) -> tuple[Array, int]:
         """The row of each frame, int64 (F,), and the number of rows between two of them."""
         if "frame_row" not in self._file:
@@ -210,7 +234,7 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         column, stride = self._column("frame_row"), self.attributes.get("frame_stride", 0)
         fits = column.shape == (self.num_frames,) and column.dtype.kind in "iu"
         self._require_form(column, fits, f"one integer for each of the {self.num_frames} frames")
-        rows = column[:].astype(np.int64)
+        rows = self._read("frame_row").astype(np.int64)
         ordered = (np.diff(rows, prepend=-1, append=self.num_rows) > 0).all()
         self._require(ordered, f"is damaged: frame_row must increase within the {self.num_rows} rows. Make it again.")
         self._require(isinstance(stride, int) and stride > 0, f"has frame_stride {stride!r}, not a positive number.")
@@ -221,7 +245,7 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         columns = [self._column(name) for name in ("ep_len", "ep_offset")]
         for column in columns:
             self._require_form(column, column.ndim == 1 and column.dtype.kind in "iu", "one integer per episode")
-        lengths, offsets = (column[:].astype(np.int64) for column in columns)
+        lengths, offsets = (self._read(name).astype(np.int64) for name in ("ep_len", "ep_offset"))
         self._require(len(lengths), "has no episodes. Collect some with `lewm collect`.")
         tiled = (lengths > 0).all() and np.array_equal([*offsets, self.num_rows], np.cumsum([0, *lengths]))
         self._require(tiled, f"is damaged: ep_len and ep_offset must tile the {self.num_rows} rows. Make it again.")
@@ -239,13 +263,14 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
         column = self._column("action")
         fits = column.dtype.kind == "f" and column.ndim == 2 and len(column) == self.num_rows and column.shape[1] > 0
         self._require_form(column, fits, f"floating point of shape ({self.num_rows}, action size)")
-        actions = column[:].astype(np.float32)
-        missing = ~np.isfinite(actions).all(axis=1)
+        actions = self._read("action").astype(np.float32)
+        missing = np.asarray(~np.isfinite(actions).all(axis=1))
         missing[self.offsets + self.lengths - 1] = False
         row = int(np.argmax(missing))
         episode = int(np.searchsorted(self.offsets, row, side="right")) - 1
         step = f"step {row - self.offsets[episode]} of {self.lengths[episode]}"
         self._require(not missing[row], f"has no finite action in episode {episode} at {step}. Repair or drop it.")
+        self._require(np.isfinite(actions).all(axis=1).any(), "has no finite action at all. Give some.")
         return actions
 
     def _checked_columns(self) -> tuple[str, ...]:
@@ -255,6 +280,21 @@ class EpisodeStore(contextlib.AbstractContextManager["EpisodeStore"]):
             self._require_form(column, has_all_rows, f"one entry for each of the {self.num_rows} rows")
         return names
 
+    def _checked_chunks(self) -> FrameChunks | None:
+        """How to read frames past HDF5; None: they are not stored as lewm does it."""
+        expected = self._checksums.get(FRAME_SIZES)
+        if FrameChunks.fits(self._pixels):
+            return FrameChunks(self._pixels, expected)
+        self._require(expected is None, "is damaged: its frames are not stored as they were written. Make it again.")
+        return None
+
+
+def check_place(rows: Array, out: Array, frame_shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
+    """Refuse an array for the frames of rows int (n,) that is not (n, *frame_shape): they would go beyond its end."""
+    wanted = (len(rows), *frame_shape)
+    if out.shape != wanted or out.dtype != kind:
+        raise ValueError(f"The frames of {len(rows)} rows need {kind} {wanted} to go to, got {out.dtype} {out.shape}.")
+
 
 def write_episodes(path: str | Path, episodes: Iterable[Columns], attributes: Attributes) -> None:
     """Write a complete file, atomically; ``episodes`` is consumed one at a time.
@@ -263,23 +303,25 @@ def write_episodes(path: str | Path, episodes: Iterable[Columns], attributes: At
     here. One that has the frames of some steps only says which: ``frame_step`` int (F,), increasing, for pixels
     (F, R, R, 3); ``attributes`` then name the ``frame_stride``. They are the root's, besides format and version.
     """
-    with _new_file(Path(path)) as file:
-        small, lengths, frame_rows, rows = list[Columns](), list[int](), list[Array](), 0
+    with new_file(Path(path), _check_readable) as file:
+        small, lengths, frame_rows, rows, form = list[Columns](), list[int](), list[Array](), 0, dict[str, object]()
         for episode in episodes:
             columns = {name: column for name, column in episode.items() if name not in ("pixels", "frame_step")}
+            form = check_episode(len(small), episode, form)
             steps = episode.get("frame_step", np.arange(len(episode["action"])))
-            if len({len(column) for column in columns.values()}) != 1 or len(steps) != len(episode["pixels"]):
-                raise DataError(f"The columns of episode {len(small)} must be equally long; nothing was written.")
-            pixels, start = _grow_pixels(file, *episode["pixels"].shape[:2])
+            pixels, start = grow_pixels(file, *episode["pixels"].shape[:2])
             for index, frame in enumerate(episode["pixels"], start):
                 write_frame(pixels, index, frame)
             frame_rows.append(steps + rows)
             small.append(columns)
             lengths.append(len(columns["action"]))
             rows += lengths[-1]
-        _write_numbering(file, lengths, np.concatenate([*frame_rows, np.zeros(0, np.int64)]), attributes)
+        sums = write_numbering(file, lengths, np.concatenate([*frame_rows, np.zeros(0, np.int64)]), attributes)
         for name in small[0]:
-            file.create_dataset(name, data=np.concatenate([columns[name] for columns in small]), track_times=False)
+            column = np.concatenate([columns[name] for columns in small])
+            file.create_dataset(name, data=column, track_times=False)
+            sums[name] = checksum(column)
+        write_sums(file, sums)
 
 
 def merge_files(parts: Sequence[str | Path], path: str | Path, attributes: Attributes) -> None:
@@ -287,108 +329,40 @@ def merge_files(parts: Sequence[str | Path], path: str | Path, attributes: Attri
 
     One part is looked at at a time, so neither their number nor their size is limited by memory or open files.
     """
-    with _new_file(Path(path)) as file:
+    with new_file(Path(path), _check_readable) as file:
         lengths, frame_rows, columns = list[int](), list[Array](), dict[str, h5py.Dataset]()
         for part in parts:  # first all numbering, so that every column can be made in its final size
             with EpisodeStore(part) as store:
                 store._require(store._chunks, "stores its frames in another way. Collect it again.")
                 frame_rows.append(store.frame_rows + sum(lengths))
                 lengths += store.lengths.tolist()
-        _write_numbering(file, lengths, np.concatenate([*frame_rows, np.zeros(0, np.int64)]), attributes)
-        row = 0
+        sums = write_numbering(file, lengths, np.concatenate([*frame_rows, np.zeros(0, np.int64)]), attributes)
+        row, growing = 0, dict[str, ColumnSum]()
         for part in parts:
             with EpisodeStore(part) as store:
                 names = [name for name in store.columns if name not in NUMBERING]
-                columns = columns or {name: _like(file, store._column(name), sum(lengths)) for name in names}
+                columns = columns or {name: like(file, store._column(name), sum(lengths)) for name in names}
                 alike = list(columns) == names and (row == 0 or file["pixels"].shape[1] == store.resolution)
                 store._require(alike, "differs from the files before it in columns or resolution. Collect it again.")
                 for name in names:
-                    columns[name][row : row + store.num_rows] = store.read_column(name)
+                    part_of_column = store.read_column(name)
+                    columns[name][row : row + store.num_rows] = part_of_column
+                    growing.setdefault(name, ColumnSum()).add(part_of_column)
                 _append_stored_frames(file, store)
                 row += store.num_rows
-
-
-def _like(file: h5py.File, column: h5py.Dataset, rows: int) -> h5py.Dataset:
-    """A new column of the same kind with so many rows."""
-    # Given its place at once, not with the first part: the same content is the same file, however it was parted.
-    early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    shape, name = (rows, *column.shape[1:]), column.name[1:]
-    return file.create_dataset(name, shape, column.dtype, dcpl=early, track_times=False)
+        write_sums(file, sums | {name: each.hexdigest() for name, each in growing.items()})
 
 
 def _append_stored_frames(file: h5py.File, store: EpisodeStore) -> None:
-    """Copy a store's frames as they are, without inflating them."""
+    """Copy a store's frames as they are, once it is known that they can be read: the copy may take their place."""
     assert store._chunks
-    pixels, start = _grow_pixels(file, store.num_frames, store.resolution)
-    for frame in range(store.num_frames):
-        try:
+    pixels, start = grow_pixels(file, store.num_frames, store.resolution)
+    for first in range(0, store.num_frames, MERGED_FRAMES):
+        rows = store.frame_rows[first : first + MERGED_FRAMES]
+        store.read_frames(rows)
+        for frame in range(first, first + len(rows)):
             write_stored(pixels, start + frame, *store._chunks.stored(frame))
-        except ChunkError as error:
-            raise DataError(f"{store.path} is damaged: frame {frame} {error}. Remove it and collect again.") from error
 
 
-@contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[h5py.File]:
-    """A new HDF5 file that takes its name only when it is complete and on disk; no trace of it otherwise."""
-    with completing(path) as temporary:
-        file = h5py.File(temporary, "w")
-        try:
-            yield file
-            file.flush()
-            file.close()
-        except BaseException as error:
-            _give_up(file)
-            if isinstance(error, RuntimeError):  # how HDF5 reports a write that fails on closing
-                raise OSError(str(error)) from error
-            raise
-
-
-def _give_up(file: h5py.File) -> None:
-    """Close a file that could not be written, or is not to be."""
-    if not file:  # it is closed
-        return
-    # HDF5 writes what it holds on closing, and crashes at exit if it could not. So the rest of this file goes where
-    # there is always room; that it is no proper file is expected.
-    with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), file.id.get_vfd_handle())
-    with contextlib.suppress(OSError, RuntimeError):
-        file.close()
-
-
-def _grow_pixels(file: h5py.File, count: int, resolution: int) -> tuple[h5py.Dataset, int]:
-    """The pixels of ``file`` with room for ``count`` more frames, and the row of the first of them."""
-    if "pixels" not in file:
-        frame = (resolution, resolution, 3)
-        layout = {"shape": (0, *frame), "maxshape": (None, *frame), "chunks": (1, *frame), "dtype": np.uint8}
-        file.create_dataset("pixels", **layout, compression="gzip", track_times=False)
-    start = len(file["pixels"])
-    file["pixels"].resize(start + count, axis=0)
-    return file["pixels"], start
-
-
-def _write_numbering(file: h5py.File, lengths: Sequence[int], frame_rows: Array, attributes: Attributes) -> None:
-    """What follows from the episodes' lengths and the frames' rows int (F,); and the attributes."""
-    if not lengths:
-        raise DataError("There is no episode to write; give at least one.")
-    ep_len = np.asarray(lengths, np.int64)
-    ep_offset, rows = np.cumsum(ep_len) - ep_len, np.arange(ep_len.sum())
-    columns = {"ep_len": ep_len.astype(np.int32), "ep_offset": ep_offset}
-    columns["episode_idx"] = np.repeat(np.arange(len(ep_len)), ep_len)
-    columns["step_idx"] = rows - np.repeat(ep_offset, ep_len)
-    if not np.array_equal(frame_rows, rows):
-        columns["frame_row"] = frame_rows.astype(np.int64)
-    for name, column in columns.items():
-        file.create_dataset(name, data=column, track_times=False)  # times would make equal content unequal
-    file.attrs.update({**attributes, "format": FORMAT, "format_version": FORMAT_VERSION, "lewm_version": __version__})
-
-
-def _open_for_reading(path: Path) -> h5py.File:
-    if not path.is_file():
-        raise DataError(f"There is no dataset file at {path}. Check the path, or make one with `lewm collect`.")
-    with contextlib.suppress(ImportError):
-        importlib.import_module("hdf5plugin")  # brings Blosc, which the official files are compressed with
-    try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise DataError(f"{path} is not a whole HDF5 file ({error}). Collect or download it again.") from error
+def _check_readable(path: Path) -> None:
+    EpisodeStore(path).close()

@@ -18,7 +18,10 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lewm.data.chunks import filters_of
-from lewm.data.store import NOT_PER_ROW, Columns, EpisodeStore, naming_damage
+from lewm.data.hdf5 import checksum, naming_damage, open_for_reading, read_attributes, read_checksums, read_whole
+from lewm.data.new_file import Columns
+from lewm.data.probe import ERRORS
+from lewm.data.store import NOT_PER_ROW, EpisodeStore
 from lewm.errors import DataError, FileError
 from lewm.files import PICTURE, check_output, completing
 from lewm.types import Array, ProgressCallback
@@ -79,7 +82,8 @@ def check(
             store, refusal = None, str(error)
         file = stack.enter_context(_opened(path, refusal))
         columns, unreadable = _read_columns(file)
-        problems = [*([refusal] if refusal else []), *(unreadable or _column_problems(columns))]
+        changed, sums = _compare(file, columns)
+        problems = [*([refusal] if refusal else []), *(unreadable or _column_problems(columns)), *changed]
 
         def read(frames: Array) -> Array:
             if store:
@@ -90,15 +94,12 @@ def check(
         drawn = _draw_contact_sheet(contact_sheet, read, len(file["pixels"]), starts) if contact_sheet else ""
         scan = _scan(read, len(file["pixels"]), starts, on_progress)
         problems += _shortened([f"Frame {frame} cannot be read: {why}" for frame, why in scan.unreadable], "frames")
-        facts = _facts(path, file, columns, scan)
+        facts = _facts(path, file, columns, scan) | {"checksums": sums}
         return CheckReport(tuple(problems), facts, _action_table(_column(columns, "action")), drawn)
 
 
 def _opened(path: Path, refusal: str) -> h5py.File:
-    try:
-        file = h5py.File(path, "r")
-    except OSError:
-        raise DataError(refusal) from None
+    file = open_for_reading(path)
     pixels = file.get("pixels")
     has_frames = isinstance(pixels, h5py.Dataset) and pixels.dtype == np.uint8 and pixels.ndim == 4 and len(pixels)
     if not has_frames or pixels.shape[3] != 3 or not all(map(h5py.h5z.filter_avail, filters_of(pixels))):
@@ -116,10 +117,24 @@ def _read_columns(file: h5py.File) -> tuple[dict[str, Array], list[str]]:
     for name, column in sorted(file.items()):
         if isinstance(column, h5py.Dataset) and name != "pixels":
             try:
-                columns[name] = np.asarray(column[()])
-            except OSError as error:
+                columns[name] = read_whole(column)
+            except ERRORS as error:
                 problems.append(f"{name} cannot be read ({error}).")
     return columns, problems
+
+
+def _compare(file: h5py.File, columns: Columns) -> tuple[list[str], str]:
+    """What is not as its checksum says, a sentence each; and for people what was compared."""
+    try:
+        sums = read_checksums(file)
+    except ERRORS as error:
+        return [f"Its checksums cannot be used: {error}."], "of columns and attributes, unusable"
+    if not sums:
+        return [], "none of columns and attributes: the file was made by others, or by an earlier version of lewm"
+    changed = [name for name, column in columns.items() if name in sums and checksum(column) != sums[name]]
+    known = f"of attributes and {len(sums.keys() & columns.keys())} of {len(columns)} columns"
+    verdict = f"{', '.join(changed)} differ" if changed else "all match"
+    return [f"{name} is not what was written: its checksum differs." for name in changed], f"{known}: {verdict}"
 
 
 def _column(columns: Columns, name: str) -> Array:
@@ -206,10 +221,10 @@ def _scan_block(read: ReadFrames, block: range, begins: Array) -> _Scan:
     first = block.start if begins[block.start] else max(block.start - 1, 0)
     try:
         frames = read(np.arange(first, block.stop))
-    except (DataError, OSError) as error:
+    except (DataError, *ERRORS) as error:
         if len(block) == 1:
             if first < block.start:  # is it this one that cannot be read, or the one before?
-                with contextlib.suppress(DataError, OSError):
+                with contextlib.suppress(DataError, *ERRORS):
                     read(np.array([block.start]))
                     return _Scan(frames=1)
             return _Scan(frames=1, unreadable=((block.start, str(error)),))
@@ -246,7 +261,7 @@ def _tile(read: ReadFrames, frame: int) -> Image.Image:
     """A frame in the size of the contact sheet; red where it cannot be read."""
     try:
         picture = Image.fromarray(read(np.array([frame]))[0])
-    except (DataError, OSError):
+    except (DataError, *ERRORS):
         return Image.new("RGB", (TILE, TILE), (200, 30, 30))
     smaller = picture.width > TILE
     return picture.resize((TILE, TILE), Image.Resampling.BOX if smaller else Image.Resampling.NEAREST)
@@ -261,7 +276,7 @@ def _facts(path: Path, file: h5py.File, columns: Columns, scan: _Scan) -> dict[s
     repeated, uniform = (100 * part / scan.frames for part in (scan.duplicates, scan.uniform))
     return {
         "file": f"{path} ({size / 2**20:.1f} MiB, {size / len(pixels) / 1000:.2f} GB per million frames)",
-        "environment": str(file.attrs.get("environment", "not recorded")),
+        "environment": str(read_attributes(file).get("environment", "not recorded")),
         "frames": f"{scan.frames:,} of {pixels.shape[1]} px; {f'{bad:,} cannot be read' if bad else _verified(pixels)}",
         "columns": ", ".join(f"{name} {form.dtype}{list(form.shape[1:])}" for name, form in forms.items()),
         **_episode_facts(columns),

@@ -14,7 +14,8 @@ from lewm.data.formats.exchange import EpisodeSource, FitFrames
 from lewm.data.formats.folder import DESCRIPTION, is_folder, read_folder, write_folder
 from lewm.data.formats.lerobot import is_lerobot, read_lerobot
 from lewm.data.formats.lerobot_writer import write_lerobot
-from lewm.data.store import NUMBERING, Columns, EpisodeStore, write_episodes
+from lewm.data.new_file import NUMBERING, Columns, check_actions, check_episode
+from lewm.data.store import EpisodeStore, write_episodes
 from lewm.errors import DataError
 from lewm.files import check_place
 from lewm.frames import resized
@@ -62,7 +63,7 @@ def convert(
     if detect_format(source) != "hdf5" or resolution is not None or (form == "lerobot" and quality != "lossless"):
         # Perhaps not the episodes that were collected: `lewm collect` must not take them for its own and add to them.
         episodes = _without(episodes, COLLECTION_ATTRIBUTES)
-    episodes = _counted(episodes, on_progress)
+    episodes = _counted(_checked(episodes), on_progress)
     if form == "lerobot":
         write_lerobot(target, episodes, fps, quality)
     elif form == "folder":
@@ -130,6 +131,26 @@ def fit_frames(frames: Array, resolution: int | None = None, crop: bool = False)
     top, left = (height - side) // 2, (width - side) // 2
     square = frames[:, top : top + side, left : left + side]
     return square if resolution is None else resized(square, resolution)
+
+
+def _checked(source: EpisodeSource) -> EpisodeSource:
+    """The same episodes, each refused if no file can hold it; whole and single numbers of actions become fractions."""
+
+    def episodes() -> Iterator[Columns]:
+        form: dict[str, object] = {}
+        for number, found in enumerate(source.episodes):
+            episode = {**found, "action": _as_actions(found["action"])}
+            form = check_episode(number, episode, form)
+            check_actions(number, episode["action"])
+            yield episode
+
+    return replace(source, episodes=episodes())
+
+
+def _as_actions(actions: Array) -> Array:
+    """Actions (L,) or (L, action_dim) of any numbers as floating point (L, action_dim)."""
+    rows = actions[:, None] if actions.ndim == 1 else actions
+    return rows.astype(np.float32) if rows.dtype.kind in "biu" else rows
 
 
 def _counted(source: EpisodeSource, on_progress: ProgressCallback | None) -> EpisodeSource:

@@ -14,8 +14,8 @@ the agent's two beside the block's eight corner points in ``observation.environm
 from __future__ import annotations
 
 import hashlib
-import json
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from lewm.types import Array, Demonstration
 
 HELD_OUT_EVERY = 10  # one demonstration of so many is kept for evaluation
 STATE_SIZE, ACTION_SIZE = 5, 2
+# What NumPy, zipfile and zlib say of a damaged .npz file.
+NPZ_ERRORS = (OSError, ValueError, EOFError, KeyError, RuntimeError, MemoryError, zlib.error, zipfile.BadZipFile)
 AGENT, BLOCK = "observation.state", "observation.environment_state"
 
 
@@ -101,7 +103,7 @@ def _read_npz(path: Path) -> tuple[Array, Array, Array]:
                 arrays = dict(loaded)
         else:  # a single, nameless array
             arrays = {}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except NPZ_ERRORS as error:
         raise DataError(f"{path} is not a whole .npz file ({error}). Download or make it again.") from error
     missing = [name for name in wanted if name not in arrays]
     if missing:
@@ -112,15 +114,20 @@ def _read_npz(path: Path) -> tuple[Array, Array, Array]:
 
 def _read_lerobot(folder: Path) -> tuple[Array, Array, Array]:
     """States, actions, and one past the last row of each episode."""
+    from lewm.data.formats.exchange import read_description
     from lewm.data.formats.lerobot import read_lerobot_columns  # here, as it loads what .npz files do not need
 
-    features = json.loads((folder / "meta" / "info.json").read_text())["features"]
-    sizes = {name: tuple(feature["shape"]) for name, feature in features.items()}
+    try:
+        features = read_description(folder / "meta" / "info.json", "Download it again.")["features"]
+        sizes = {name: tuple(feature["shape"]) for name, feature in features.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        problem = f"must give the shape of every feature ({error!r})"
+        raise DataError(f"{folder}: meta/info.json {problem}. Download it again.") from error
     if sizes.get("action") == (ACTION_SIZE,) and sizes.get(AGENT) == (STATE_SIZE,):
-        columns, lengths = read_lerobot_columns(folder, [AGENT, "action"])
+        columns, lengths, _ = read_lerobot_columns(folder, [AGENT, "action"])
         return columns[AGENT], columns["action"], np.cumsum(lengths)
     if sizes.get("action") == (ACTION_SIZE,) and sizes.get(AGENT) == (2,) and sizes.get(BLOCK) == (16,):
-        columns, lengths = read_lerobot_columns(folder, [AGENT, BLOCK, "action"])
+        columns, lengths, _ = read_lerobot_columns(folder, [AGENT, BLOCK, "action"])
         states = np.concatenate([columns[AGENT], _block_poses(columns[BLOCK])], axis=1)
         return states, columns["action"], np.cumsum(lengths)
     needed = f"action (2), and {AGENT} with 5 numbers or with 2 beside {BLOCK} with 16"

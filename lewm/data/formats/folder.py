@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import cv2
 import numpy as np
 
-from lewm.data.formats.exchange import EpisodeSource, decode_picture, read_description
-from lewm.data.store import Columns
+from lewm.data.formats.demonstrations import NPZ_ERRORS
+from lewm.data.formats.exchange import EpisodeSource, decode_picture, plain_attributes, read_description
+from lewm.data.new_file import Columns
 from lewm.errors import DataError
 from lewm.files import completing
 from lewm.types import Array
@@ -61,18 +61,22 @@ def read_folder(path: Path) -> EpisodeSource:
     """Episodes of a plain folder."""
     known = path / DESCRIPTION
     document = read_description(known, "Repair or remove it.") if known.is_file() else {}
-    attributes = document.get("attributes", {})
+    attributes = plain_attributes(document, known)
+    count, stride = document.get("episodes"), attributes.get("frame_stride", 1)
+    if not (count is None or type(count) is int) or type(stride) is not int or stride < 1:
+        problem = f"episodes must be a number, and frame_stride a positive one, got {count!r} and {stride!r}"
+        raise DataError(f"{known}: {problem}. Repair or remove it.")
     places = sorted(place for place in path.glob("episode_*") if place.is_dir())
     numbers = [int(match[1]) if (match := re.fullmatch(r"episode_(\d+)", place.name)) else -1 for place in places]
-    if numbers != list(range(document.get("episodes", len(places)))):
+    if numbers != list(range(len(places))) or count not in (None, len(places)):
         came = f"{len(places)} folders from {places[0].name} to {places[-1].name}" if places else "none"
-        expected = f"episode_000000 and so on, {document.get('episodes', 'one or more')} in all"
+        expected = f"episode_000000 and so on, {'one or more' if count is None else count} in all"
         raise DataError(f"{path} has an incomplete set of episodes: expected {expected}, got {came}.")
 
     def episodes() -> Iterator[Columns]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for place in places:
-                yield _read_episode(place, attributes.get("frame_stride", 1), pool)
+                yield _read_episode(place, stride, pool)
 
     return EpisodeSource(attributes, len(places), episodes())
 
@@ -85,8 +89,8 @@ def _read_episode(place: Path, stride: int, pool: ThreadPoolExecutor) -> Columns
     if len({frame.shape for frame in frames}) != 1:
         raise DataError(f"{place} must have frames frame_000000.png and so on, all of one size; found {len(frames)}.")
     if stride == 1 and len(columns["action"]) == len(frames) - 1:  # nothing was done at the last frame
-        missing = np.full_like(columns["action"][:1], np.nan)
-        columns["action"] = np.concatenate([columns["action"], missing])
+        action = columns["action"] if columns["action"].dtype.kind == "f" else columns["action"].astype(np.float32)
+        columns["action"] = np.concatenate([action, np.full((1, *action.shape[1:]), np.nan, action.dtype)])
     steps = np.array([int(match[1]) if (match := re.search(r"_(\d+)$", path.stem)) else -1 for path in paths])
     rows = len(columns["action"])
     if not np.array_equal(steps, np.arange(steps[0], rows, stride)) or not 0 <= steps[0] < stride:
@@ -102,10 +106,13 @@ def _read_columns(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             columns = dict(archive)
-    except (OSError, ValueError, BadZipFile) as error:
+    except NPZ_ERRORS as error:
         raise DataError(f"{path} cannot be read ({error}). Expected arrays, one of them 'action'.") from error
     if "action" not in columns:
         raise DataError(f"{path} has no array 'action', only {', '.join(columns) or 'nothing'}. Add it.")
+    for name, column in columns.items():
+        if name in ("pixels", "frame_step") or not isinstance(column, np.ndarray) or not column.ndim:
+            raise DataError(f"{path}: {name!r} must be an array with an entry for each row, by another name.")
     return columns
 
 

@@ -22,14 +22,16 @@ recorded have one in every row, and keep it. Version 2.1, one file per episode, 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lewm.data.formats.exchange import EpisodeSource, FitFrames, decode_picture, read_description
-from lewm.data.store import Columns
+from lewm.data.formats.exchange import EpisodeSource, FitFrames, decode_picture, plain_attributes, read_description
+from lewm.data.new_file import Columns
 from lewm.errors import DataError, unknown_name
 from lewm.types import Array
 from lewm.video import Mp4Reader, import_lerobot_extra
@@ -42,6 +44,7 @@ EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
 CHUNK_FILES = 1000  # files per folder, LeRobot's default
 CAMERA = "observation.image"
 FEATURES = {"proprio": "observation.state", "state": "observation.environment_state"}
+NUMBERS = ("episode_index", "frame_index")
 INDICES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 
 
@@ -50,8 +53,8 @@ def is_lerobot(path: Path) -> bool:
     return (path / "meta" / "info.json").is_file()
 
 
-def read_lerobot_columns(folder: Path, names: Sequence[str]) -> tuple[dict[str, Array], Array]:
-    """Columns (N, ...) of a dataset by their LeRobot names, and the lengths of its episodes, int64 (E,).
+def read_lerobot_columns(folder: Path, names: Sequence[str]) -> tuple[dict[str, Array], Array, Array]:
+    """Columns (N, ...) of a dataset by LeRobot's names, and lengths and ids of its episodes, int64 (E,) each.
 
     Rows are in the order of episodes, whatever the order of files; videos are not needed.
     """
@@ -60,7 +63,7 @@ def read_lerobot_columns(folder: Path, names: Sequence[str]) -> tuple[dict[str, 
         if name not in info["features"]:
             raise DataError(f"{folder}: {unknown_name('feature', name, info['features'])}")
     parquet = import_lerobot_extra("pyarrow.parquet")
-    wanted = [*dict.fromkeys([*names, "episode_index", "frame_index"])]
+    wanted = [*dict.fromkeys([*names, *NUMBERS])]
     tables = []
     for path in sorted((folder / "data").glob("*/*.parquet")):
         try:
@@ -70,14 +73,16 @@ def read_lerobot_columns(folder: Path, names: Sequence[str]) -> tuple[dict[str, 
     if not sum(map(len, tables)):
         raise DataError(f"{folder} has no rows in data/*/*.parquet. Download it again.")
     table = import_lerobot_extra("pyarrow").concat_tables(tables)
-    episode, frame = (table[name].to_numpy() for name in ("episode_index", "frame_index"))
+    episode, frame = (_to_numpy(table[name].combine_chunks(), f"{folder}: {name}") for name in NUMBERS)
+    if any(numbers.ndim != 1 or numbers.dtype.kind not in "iu" for numbers in (episode, frame)):
+        raise DataError(f"{folder}: {' and '.join(NUMBERS)} must be whole numbers. Repair them first.")
     order = np.lexsort((frame, episode))
     ids, lengths = np.unique(episode, return_counts=True)
     expected = np.arange(len(frame)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     if not np.array_equal(frame[order], expected):
         raise DataError(f"{folder}: frame_index must count from 0 in each of {len(ids)} episodes. Repair it first.")
     columns = {name: _to_numpy(table[name].combine_chunks(), f"{folder}: {name}")[order] for name in names}
-    return columns, lengths.astype(np.int64)
+    return columns, lengths.astype(np.int64), ids.astype(np.int64)
 
 
 def read_lerobot(folder: Path, camera: str | None = None, fit: FitFrames = np.asarray) -> EpisodeSource:
@@ -91,23 +96,28 @@ def read_lerobot(folder: Path, camera: str | None = None, fit: FitFrames = np.as
     features = _numeric_features(info["features"])
     if "action" not in features:
         raise DataError(f"{folder} has no feature 'action', only {', '.join(features)}. lewm learns from actions.")
-    columns, lengths = read_lerobot_columns(folder, [*features, "timestamp"])
+    columns, lengths, ids = read_lerobot_columns(folder, [*features, "timestamp"])
     timestamps = columns.pop("timestamp").astype(np.float64)
     our_names = {theirs: ours for ours, theirs in FEATURES.items()}
     named = {our_names.get(name, name): columns[name] for name in features}
-    ours = _read_ours(folder / "meta" / "lewm.json", len(timestamps))
-    for name in ours.get("columns", {}).keys() & named.keys():
-        form = ours["columns"][name]
-        named[name] = named[name].astype(form["dtype"]).reshape(-1, *form["shape"])
-    without_action = set(ours.get("episodes_without_last_action", ()))
+    beside = folder / "meta" / "lewm.json"
+    ours = _read_ours(beside, len(timestamps))
+    try:
+        for name in ours.get("columns", {}).keys() & named.keys():
+            form = ours["columns"][name]
+            named[name] = named[name].astype(form["dtype"]).reshape(-1, *form["shape"])
+        without_action = set(ours.get("episodes_without_last_action", ()))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        remedy = "Remove it to take the dataset as it is"
+        raise DataError(f"{beside} does not fit the dataset ({error}). {remedy}.") from error
     if info["features"][camera]["dtype"] == "video":
-        frames = _video_frames(folder, info, camera, lengths, timestamps)
+        frames = _video_frames(folder, info, camera, lengths, ids, timestamps)
     else:
-        frames = _image_frames(folder, camera, lengths)
+        frames = _image_frames(folder, camera, lengths, ids)
 
     def episodes() -> Iterator[Columns]:
         ends = np.cumsum(lengths)
-        for number, (pixels, end, length) in enumerate(zip(frames, ends, lengths, strict=True)):
+        for number, pixels, end, length in zip(ids.tolist(), frames, ends, lengths, strict=True):
             fitted = np.concatenate([fit(frame[None]) for frame in pixels])
             episode = {"pixels": fitted} | {name: column[end - length : end] for name, column in named.items()}
             if number in without_action:
@@ -115,7 +125,7 @@ def read_lerobot(folder: Path, camera: str | None = None, fit: FitFrames = np.as
                 episode["action"][-1] = np.nan
             yield episode
 
-    return EpisodeSource(ours.get("attributes", {}), len(lengths), episodes())
+    return EpisodeSource(plain_attributes(ours, beside), len(lengths), episodes())
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
@@ -126,8 +136,12 @@ def _read_info(folder: Path) -> dict[str, Any]:
     if version not in READABLE_VERSIONS:
         known = f"{', '.join(READABLE_VERSIONS)} can be read"
         raise DataError(f"{folder} has LeRobot version {version}; {known}. Convert it with LeRobot's own scripts.")
-    if not isinstance(info.get("features"), dict) or not info.get("fps"):
-        raise DataError(f"{folder}: meta/info.json must give features and fps. Download it again.")
+    features, fps = info.get("features"), info.get("fps")
+    forms = features.values() if isinstance(features, dict) else ()
+    if not forms or not all(isinstance(form, dict) and isinstance(form.get("dtype"), str) for form in forms):
+        raise DataError(f"{folder}: meta/info.json must give the dtype of every feature. Download it again.")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
+        raise DataError(f"{folder}: meta/info.json must give fps, a positive number, got {fps!r}. Download it again.")
     return info
 
 
@@ -172,14 +186,14 @@ def _to_numpy(column: Any, what: str) -> Array:
 
 
 def _video_frames(
-    folder: Path, info: Mapping[str, Any], camera: str, lengths: Array, timestamps: Array
+    folder: Path, info: Mapping[str, Any], camera: str, lengths: Array, ids: Array, timestamps: Array
 ) -> Iterator[Iterator[Array]]:
     """The frames, uint8 (H, W, 3), of one episode after another."""
     tolerance = 0.25 / info["fps"]
     ends = np.cumsum(lengths)
     with contextlib.ExitStack() as stack:
         reader: Mp4Reader | None = None
-        places = _video_places(folder, info, camera, len(lengths))
+        places = _video_places(folder, info, camera, lengths, ids)
         for (path, start), end, length in zip(places, ends, lengths, strict=True):
             if reader is None or reader.path != path:
                 stack.close()
@@ -187,43 +201,94 @@ def _video_frames(
             yield reader.read(start + timestamps[end - length : end], tolerance)
 
 
-def _video_places(folder: Path, info: Mapping[str, Any], camera: str, count: int) -> list[tuple[Path, float]]:
+def _video_places(
+    folder: Path, info: Mapping[str, Any], camera: str, lengths: Array, ids: Array
+) -> list[tuple[Path, float]]:
     """Where each episode's video is: a file, and the time in it at which it begins."""
-    template = info["video_path"]
     if info["codebase_version"] != VERSION:  # one file per episode
-        size = info.get("chunks_size", CHUNK_FILES)
-        numbers = [{"episode_chunk": i // size, "episode_index": i} for i in range(count)]
-        return [(folder / template.format(video_key=camera, **number), 0.0) for number in numbers]
+        _compare_with(folder, _lengths_of_version_2(folder / "meta" / "episodes.jsonl"), lengths, ids)
+        size = max(int(info.get("chunks_size", CHUNK_FILES)), 1)
+        numbers = [{"episode_chunk": i // size, "episode_index": i} for i in ids.tolist()]
+        return [(_video_path(folder, info, video_key=camera, **number), 0.0) for number in numbers]
     parquet = import_lerobot_extra("pyarrow.parquet")
-    names = ["episode_index", *(f"videos/{camera}/{what}" for what in ("chunk_index", "file_index", "from_timestamp"))]
+    names = ["episode_index", "length"]
+    names += [f"videos/{camera}/{what}" for what in ("chunk_index", "file_index", "from_timestamp")]
     rows: list[tuple[Any, ...]] = []
     for path in sorted((folder / "meta" / "episodes").glob("*/*.parquet")):
         try:
             rows += zip(*parquet.read_table(path, columns=names).to_pydict().values(), strict=True)
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{path} cannot be read ({error}). Download it again.") from error
-    if len(rows) != count:
-        raise DataError(f"{folder} describes {len(rows)} episodes in meta/episodes, but data/ has {count}.")
+    rows.sort(key=lambda row: row[0])
+    if len(rows) != len(ids):
+        raise DataError(f"{folder} describes {len(rows)} episodes in meta/episodes, but data/ has {len(ids)}.")
+    _compare_with(folder, {number: length for number, length, *_ in rows}, lengths, ids)
     return [
-        (folder / template.format(video_key=camera, chunk_index=chunk, file_index=file), start)
-        for _, chunk, file, start in sorted(rows)
+        (_video_path(folder, info, video_key=camera, chunk_index=chunk, file_index=file), start)
+        for _, _, chunk, file, start in rows
     ]
 
 
-def _image_frames(folder: Path, camera: str, lengths: Array) -> Iterator[Iterator[Array]]:
+def _lengths_of_version_2(path: Path) -> dict[int, int]:
+    """Rows of each episode by its id, as meta/episodes.jsonl has them; empty, if there is no such file."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+        return {line["episode_index"]: line["length"] for line in lines}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({error!r}). Download it again.") from error
+
+
+def _compare_with(folder: Path, described: Mapping[int, int], lengths: Array, ids: Array) -> None:
+    """Refuse a dataset that describes other episodes than it has. A description may have more of them, or nothing."""
+    for number, length in zip(ids.tolist(), lengths.tolist(), strict=True) if described else ():
+        if described.get(number) != length:
+            expected = f"{described[number]} rows" if number in described else "no such episode"
+            problem = f"episode {number} has {length} rows in data/, but meta/ has {expected}"
+            raise DataError(f"{folder}: {problem}. Repair it.")
+
+
+def _video_path(folder: Path, info: Mapping[str, Any], **numbers: Any) -> Path:
+    """The file that the dataset's template names; one outside of the dataset is refused."""
+    template = info.get("video_path")
+    try:
+        place = Path(str(template).format(**numbers))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{folder}: video_path {template!r} cannot be used ({error!r}). Download it again.") from error
+    if template is None or place.is_absolute() or ".." in place.parts:
+        raise DataError(f"{folder}: video_path {template!r} must lead to files in the dataset, not to {place}.")
+    return folder / place
+
+
+def _image_frames(folder: Path, camera: str, lengths: Array, ids: Array) -> Iterator[Iterator[Array]]:
     """The frames, uint8 (H, W, 3), of one episode after another, where Parquet files hold them as encoded images."""
-    parquet = import_lerobot_extra("pyarrow.parquet")
     encoded: list[tuple[int, int, bytes]] = []
-    episode = 0
-    for path in sorted((folder / "data").glob("*/*.parquet")):
-        for batch in parquet.ParquetFile(path).iter_batches(64, columns=["episode_index", "frame_index", camera]):
+    remaining = zip(ids.tolist(), lengths.tolist(), strict=True)
+    number, length = next(remaining)
+    paths = (folder / "data").glob("*/*.parquet")
+    for path in sorted(paths, key=lambda path: (_first_episode(path), path)):
+        for batch in _batches(path, camera):
+            encoded += batch
+            while length and len(encoded) >= length:
+                ours, encoded = encoded[:length], encoded[length:]
+                if [row[:2] for row in ours] != [(number, frame) for frame in range(length)]:
+                    raise DataError(f"{path}: the rows of episode {number} are not in order. Sort them first.")
+                unreadable = f"{path}, episode {number}: an image cannot be decoded. Download it again."
+                yield (decode_picture(image, unreadable) for _, _, image in ours)
+                number, length = next(remaining, (-1, 0))
+
+
+def _first_episode(path: Path) -> int:
+    column = import_lerobot_extra("pyarrow.parquet").read_table(path, columns=["episode_index"])["episode_index"]
+    return min(column.to_pylist(), default=0)
+
+
+def _batches(path: Path, camera: str) -> Iterator[list[tuple[int, int, bytes]]]:
+    """Episode, frame and encoded image of some rows after the other."""
+    try:
+        file = import_lerobot_extra("pyarrow.parquet").ParquetFile(path)
+        for batch in file.iter_batches(64, columns=[*NUMBERS, camera]):
             rows = batch.to_pydict()
             images = [image["bytes"] for image in rows[camera]]
-            encoded += zip(rows["episode_index"], rows["frame_index"], images, strict=True)
-            while episode < len(lengths) and len(encoded) >= lengths[episode]:
-                ours, encoded = encoded[: lengths[episode]], encoded[lengths[episode] :]
-                if [(number, frame) for number, frame, _ in ours] != [(ours[0][0], i) for i in range(len(ours))]:
-                    raise DataError(f"{path}: the rows of episode {ours[0][0]} are not in order. Sort them first.")
-                unreadable = f"{path}, episode {ours[0][0]}: an image cannot be decoded. Download it again."
-                yield (decode_picture(image, unreadable) for _, _, image in ours)
-                episode += 1
+            yield list(zip(*(rows[name] for name in NUMBERS), images, strict=True))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({error!r}). Download it again.") from error

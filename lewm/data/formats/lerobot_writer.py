@@ -21,7 +21,7 @@ from lewm.data.formats.lerobot import (
     VERSION,
     VIDEO_PATH,
 )
-from lewm.data.store import Attributes, Columns
+from lewm.data.new_file import Attributes, Columns
 from lewm.errors import DataError
 from lewm.files import completing
 from lewm.types import Array
@@ -92,6 +92,8 @@ class _Writer(contextlib.AbstractContextManager["_Writer"]):
         self._forms = self._forms or forms
         if forms != self._forms or len({len(column) for column in episode.values()}) != 1:
             raise DataError(f"Episode {number} has other columns than those before it, or some of other lengths.")
+        if self._episodes and pixels.shape[1:3] != self._size:
+            raise DataError(f"Episode {number} has frames of {pixels.shape[1:3]} pixels, those before it {self._size}.")
         if not np.isfinite(columns["action"][-1]).all():
             self._without_action.append(number)
             columns["action"] = columns["action"].copy()

@@ -14,6 +14,7 @@ from lewm import cli
 from lewm.config import CollectConfig
 from lewm.data.collect import collect
 from lewm.data.formats.check import GAP, SHEET_EPISODES, TILE, check
+from lewm.data.hdf5 import CHECKSUMS
 from lewm.data.store import EpisodeStore, write_episodes
 from lewm.errors import DataError, FileError
 
@@ -23,6 +24,7 @@ WriteTiny = Callable[..., Path]
 def set_values(path: Path, name: str, rows: object, value: object) -> None:
     with h5py.File(path, "r+") as file:
         file[name][rows] = value
+        file.attrs.pop(CHECKSUMS, None)  # changed on purpose
 
 
 def chunk_places(path: Path) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from lewm.data.collect import collect
 from lewm.data.formats.convert import COLLECTION_ATTRIBUTES, convert, fit_frames
 from lewm.data.formats.exchange import EpisodeSource
 from lewm.data.formats.lerobot_writer import write_lerobot
+from lewm.data.hdf5 import CHECKSUMS
 from lewm.data.store import EpisodeStore, write_episodes
 from lewm.errors import DataError, FileError
 
@@ -243,6 +244,7 @@ def test_a_spoilt_folder_is_refused_and_leaves_nothing(
 def test_a_damaged_file_leaves_nothing(write_tiny: WriteTiny, tmp_path: Path, form: str) -> None:
     path = write_tiny([3, 3])
     with h5py.File(path, "r+") as file:
+        del file.attrs[CHECKSUMS]
         file["pixels"].id.write_direct_chunk((4, 0, 0, 0), b"nonsense")
     with pytest.raises(DataError, match="row 4 of 6 cannot be read"):
         convert(path, tmp_path / "new", form)  # type: ignore[arg-type]

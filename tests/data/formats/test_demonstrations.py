@@ -257,3 +257,17 @@ def test_bad_demonstrations_create_nothing(replayed_room: str, save: Callable[..
     with pytest.raises(EnvError, match="no expert that replays"):
         collect("tworoom", tmp_path / "folder" / "data.h5", tiny(3, source))
     assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize("flag", [8, 6])
+def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path: Path, flag: int) -> None:
+    """Flags of an entry that damage has set: a compression that nobody knows, an encryption."""
+    path = tmp_path / "demos.npz"
+    np.savez_compressed(path, state=np.ones((4, 5)), action=np.ones((4, 2)), episode_ends=np.array([4]))
+    data = bytearray(path.read_bytes())
+    for place in range(len(data) - 4):
+        if data[place : place + 4] == b"PK\x01\x02":  # an entry of the table at the end
+            data[place + (10 if flag == 8 else 8)] ^= 99 if flag == 8 else 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"is not a whole \.npz file"):
+        load_demonstrations(str(path))

@@ -18,6 +18,7 @@ import pytest
 
 from lewm.data.formats import lerobot_writer
 from lewm.data.formats.convert import convert
+from lewm.data.formats.exchange import EpisodeSource
 from lewm.data.formats.lerobot import read_lerobot, read_lerobot_columns
 from lewm.data.store import EpisodeStore, write_episodes
 from lewm.errors import DataError
@@ -89,7 +90,7 @@ def test_rows_have_lerobots_numbering(exported: Path) -> None:
 
 
 def test_the_last_action_repeats_the_one_before(exported: Path) -> None:
-    columns, lengths = read_lerobot_columns(exported, ["action"])
+    columns, lengths, _ = read_lerobot_columns(exported, ["action"])
     ends = np.cumsum(lengths)
     assert np.isfinite(columns["action"]).all(), "LeRobot knows no missing actions"
     np.testing.assert_array_equal(columns["action"][ends - 1], columns["action"][ends - 2])
@@ -190,11 +191,11 @@ def test_a_foreign_dataset_becomes_a_file(foreign: Path, tmp_path: Path) -> None
 def test_rows_in_another_order_are_sorted(foreign: Path) -> None:
     path = foreign / "data" / "chunk-000" / "file-000.parquet"
     table = pq.read_table(path)
-    expected, lengths = read_lerobot_columns(foreign, ["action"])
+    expected, lengths, _ = read_lerobot_columns(foreign, ["action"])
     path.unlink()
     for name, start, stop in (("file-000", 8, 12), ("file-001", 0, 8)):
         pq.write_table(table.slice(start, stop - start), path.with_name(f"{name}.parquet"))
-    found, found_lengths = read_lerobot_columns(foreign, ["action"])
+    found, found_lengths, _ = read_lerobot_columns(foreign, ["action"])
     np.testing.assert_array_equal(found["action"], expected["action"])
     np.testing.assert_array_equal(found_lengths, lengths)
 
@@ -207,7 +208,7 @@ def test_lists_of_any_size_and_booleans_can_be_read(foreign: Path) -> None:
     pq.write_table(table, path)
     new = {"nested": {"dtype": "int64", "shape": [2, 2]}, "done": {"dtype": "bool", "shape": [1]}}
     edit_json(foreign / "meta" / "info.json", lambda info: info["features"].update(new))
-    columns, _ = read_lerobot_columns(foreign, ["nested", "done"])
+    columns, _, _ = read_lerobot_columns(foreign, ["nested", "done"])
     assert columns["nested"].shape == (12, 2, 2)
     assert columns["nested"][3].tolist() == [[3, 4], [0, 1]]
     assert columns["done"].dtype == np.uint8
@@ -374,3 +375,125 @@ def test_a_missing_package_is_named(
         with pytest.raises(DataError, match=r"pip install 'lewm\[lerobot\]'"):
             convert(source, target, None if target.suffix else "lerobot")
         assert not target.exists()
+
+
+# -- whose frames, whose actions --------------------------------------------------------------------------------------
+
+IDS = (1, 4, 9)  # of a dataset from which others have removed episodes
+
+
+def renumber(folder: Path) -> Any:
+    """The table of the rows, with these ids in place of 0 to 2."""
+    table = pq.read_table(folder / "data" / "chunk-000" / "file-000.parquet")
+    numbers = pa.array([IDS[number] for number in table["episode_index"].to_pylist()])
+    return table.set_column(table.column_names.index("episode_index"), "episode_index", numbers)
+
+
+def assert_frames_and_actions_belong_together(folder: Path) -> None:
+    found = list(read_lerobot(folder).episodes)
+    assert len(found) == len(LENGTHS)
+    for number, each in enumerate(found):
+        np.testing.assert_array_equal(each["pixels"], episode(number)["pixels"])
+        np.testing.assert_array_equal(each["action"][:-1], episode(number)["action"][:-1])
+
+
+def as_version_2(folder: Path, described: dict[int, int] | None = None) -> None:
+    """Version 2.1 with a file for each of ``IDS``. described: lengths by id for meta/episodes.jsonl, if it is there."""
+    table = renumber(folder)
+    for name in ("data", "videos", "meta/episodes"):
+        shutil.rmtree(folder / name)
+    start = 0
+    for index, (number, length) in enumerate(zip(IDS, LENGTHS, strict=True)):
+        rows, video = (folder / f"{name}/chunk-{number // 4:03d}" for name in ("data", "videos"))
+        rows.mkdir(parents=True, exist_ok=True)
+        (video / CAMERA).mkdir(parents=True, exist_ok=True)
+        pq.write_table(table.slice(start, length), rows / f"episode_{number:06d}.parquet")
+        path = video / CAMERA / f"episode_{number:06d}.mp4"
+        with lerobot_writer.Mp4Writer(path, 5, (16, 16), "lossless") as writer:
+            writer.write(episode(index)["pixels"])
+        start += length
+    if described is not None:
+        lines = [json.dumps({"episode_index": number, "length": length}) for number, length in described.items()]
+        (folder / "meta" / "episodes.jsonl").write_text("\n".join(lines))
+
+    def change(info: dict[str, Any]) -> None:
+        info |= {"codebase_version": "v2.1", "chunks_size": 4}
+        info["video_path"] = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+
+    edit_json(folder / "meta" / "info.json", change)
+
+
+def test_version_2_goes_by_the_ids_of_episodes(foreign: Path) -> None:
+    as_version_2(foreign, {0: 7, **dict(zip(IDS, LENGTHS, strict=True))})
+    assert_frames_and_actions_belong_together(foreign)
+
+
+@pytest.mark.parametrize("described", [{1: 5, 4: 3}, {1: 5, 4: 3, 9: 5}])
+def test_version_2_that_describes_other_episodes_is_refused(foreign: Path, described: dict[int, int]) -> None:
+    as_version_2(foreign, described)
+    with pytest.raises(DataError, match=r"episode 9 has 4 rows in data/, but meta/ has (no such episode|5 rows)"):
+        list(read_lerobot(foreign).episodes)
+
+
+def test_version_3_goes_by_the_ids_of_episodes(foreign: Path) -> None:
+    pq.write_table(renumber(foreign), foreign / "data" / "chunk-000" / "file-000.parquet")
+    with pytest.raises(DataError, match="episode 1 has 5 rows in data/, but meta/ has 3 rows"):
+        list(read_lerobot(foreign).episodes)
+    path = foreign / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(path)
+    table = table.set_column(table.column_names.index("episode_index"), "episode_index", pa.array(IDS))
+    pq.write_table(table.take([2, 0, 1]), path)
+    assert_frames_and_actions_belong_together(foreign)
+
+
+@pytest.mark.parametrize("names", [("b", "a", "c"), ("c", "b", "a")])
+def test_images_go_by_the_ids_of_episodes_not_by_names_of_files(foreign: Path, names: tuple[str, ...]) -> None:
+    table = renumber(foreign)
+    pixels = np.concatenate([episode(number)["pixels"] for number in range(3)])
+    encoded = [{"bytes": cv2.imencode(".png", f[:, :, ::-1])[1].tobytes(), "path": "x.png"} for f in pixels]
+    table = table.append_column(CAMERA, pa.array(encoded))
+    shutil.rmtree(foreign / "videos")
+    (foreign / "data" / "chunk-000" / "file-000.parquet").unlink()
+    start = 0
+    for name, length in zip(names, LENGTHS, strict=True):
+        pq.write_table(table.slice(start, length), foreign / "data" / "chunk-000" / f"{name}.parquet")
+        start += length
+    edit_json(foreign / "meta" / "info.json", lambda info: info["features"][CAMERA].update(dtype="image"))
+    assert_frames_and_actions_belong_together(foreign)
+
+
+@pytest.mark.parametrize(
+    "template", ["/{video_key}/file.mp4", "../{video_key}.mp4", "{nothing}.mp4", "{0}.mp4", "{chunk_index.x}", 3, None]
+)
+def test_videos_elsewhere_are_not_opened(foreign: Path, template: object) -> None:
+    edit_json(foreign / "meta" / "info.json", lambda info: info.update(video_path=template))
+    with pytest.raises(DataError, match=r"video_path .* (must lead to files in the|cannot be used)|cannot be dec"):
+        list(read_lerobot(foreign).episodes)
+
+
+@pytest.mark.parametrize("fps", [0, -1, "5", True, float("inf"), [5]])
+def test_a_speed_that_is_none_is_refused(foreign: Path, fps: object) -> None:
+    edit_json(foreign / "meta" / "info.json", lambda info: info.update(fps=fps))
+    with pytest.raises(DataError, match=r"must give fps, a positive number"):
+        read_lerobot(foreign)
+
+
+@pytest.mark.parametrize("features", [None, [], {}, {"action": 3}, {"action": {"dtype": 3}}, {"action": {}}])
+def test_features_of_another_kind_are_refused(foreign: Path, features: object) -> None:
+    edit_json(foreign / "meta" / "info.json", lambda info: info.update(features=features))
+    with pytest.raises(DataError, match=r"must give the dtype of every feature"):
+        read_lerobot(foreign)
+
+
+@pytest.mark.parametrize("change", [{"columns": {"action": 3}}, {"columns": 3}, {"episodes_without_last_action": 3}])
+def test_what_we_wrote_beside_is_checked(exported: Path, change: dict[str, object]) -> None:
+    edit_json(exported / "meta" / "lewm.json", lambda ours: ours.update(change))
+    with pytest.raises(DataError, match=r"lewm\.json does not fit the dataset"):
+        read_lerobot(exported)
+
+
+def test_the_writer_does_not_rescale(tmp_path: Path) -> None:
+    of_two_sizes = [{**episode(0)}, {**episode(1), "pixels": np.zeros((LENGTHS[1], 8, 8, 3), np.uint8)}]
+    with pytest.raises(DataError, match=r"Episode 1 has frames of \(8, 8\) pixels, those before it \(16, 16\)"):
+        lerobot_writer.write_lerobot(tmp_path / "new", EpisodeSource({}, 2, iter(of_two_sizes)))
+    assert not list(tmp_path.iterdir())
