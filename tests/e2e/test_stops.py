@@ -6,6 +6,7 @@ with no others. What is asked to stop says so, and has stopped within seconds.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import multiprocessing
@@ -192,7 +193,8 @@ class Trial:
             victims = [rng.choice(self.running)]
         for process in victims:
             if process.exitcode is None and process.pid is not None:
-                os.kill(process.pid, number)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(process.pid, number)
         if number == signal.SIGKILL:
             for process in victims:
                 process.join()
