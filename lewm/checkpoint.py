@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save
 
 from lewm.errors import CheckpointError, FileError, unknown_name
 from lewm.files import (
@@ -375,13 +375,8 @@ def _own_names(folder: Path) -> set[str]:
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a safetensors file; it is for ``write_folder`` or ``replacing`` to make it appear whole."""
-    path.touch()
-    mode = path.stat().st_mode  # what the user's files get; save_file makes one that only its owner may read
-    try:
-        save_file(_plain(tensors), path)
-    except SafetensorError as error:  # as a full disk shows itself
-        raise OSError(str(error)) from error
-    path.chmod(mode)
+    # Not by save_file: killed, it leaves a file beside it whose name nobody knows.
+    path.write_bytes(save(_plain(tensors)))
 
 
 def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -145,19 +145,35 @@ def leaving_no_empty_folders(folder: Path) -> Iterator[None]:
 # -- JSON and digests ----------------------------------------------------------------------------------------------
 
 
-def write_json(path: Path, document: Any) -> None:
-    """Write a JSON file atomically; numbers that JSON does not have are refused."""
+CHECKSUM = "checksum"  # in a JSON file: the digest of all else that it says
+
+
+def write_json(path: Path, document: Any, checked: bool = False) -> None:
+    """Write a JSON file atomically; numbers that JSON does not have are refused.
+
+    checked: an object that says its checksum as well, so that ``read_json`` notices whatever changes in it.
+    """
+    if checked:
+        document = {**document, CHECKSUM: _checksum(document)}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     with completing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
+    """Read a JSON file; one that says its checksum must be what was written."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path} cannot be read: {error}") from error
+    if isinstance(document, dict) and CHECKSUM in document and document.pop(CHECKSUM) != _checksum(document):
+        remedy = f'Copy it again, or make it again. If you have changed it yourself, remove "{CHECKSUM}" from it'
+        raise FileError(f"{path} is not what was written. {remedy}.")
+    return document
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    return json_digest(json.loads(json.dumps(document)))  # as it is read: names are texts, and sorted as such
 
 
 def file_digest(path: Path) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = "Interrupted. The same command continues where it stopped (data tools start again)."
 STATUS = 130
 STDERR = 2
+MOMENT = 0.01  # seconds
 SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}  # and what they do if nobody asks
 
 
@@ -38,6 +40,22 @@ def interrupt_on_signals() -> None:
     for number, usual in SIGNALS.items():
         if signal.getsignal(number) in (usual, _leave):
             signal.signal(number, _interrupt)
+
+
+def hear_lost_interrupts() -> None:
+    """From now on, an interrupt that Python drops comes once more, a moment later.
+
+    It drops what is raised in ``__del__`` and where a weak reference ends, which is often while modules are imported.
+    """
+    sys.unraisablehook = _interrupt_again
+
+
+def _interrupt_again(lost: sys.UnraisableHookArgs) -> None:
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    again = (threading.main_thread().ident, signal.SIGINT)
+    threading.Timer(MOMENT, signal.pthread_kill, again).start()
 
 
 def _leave(_number: int, _frame: FrameType | None) -> NoReturn:

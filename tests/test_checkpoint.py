@@ -262,7 +262,7 @@ def test_a_full_disk_leaves_the_previous_model_loadable(
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
     with monkeypatch.context() as patch:
         if fails_at == 0:
-            patch.setattr(checkpoint, "save_file", disk_full)
+            patch.setattr(Path, "write_bytes", disk_full)
         elif fails_at == 3:
             patch.setattr(Path, "write_text", disk_full)
         else:

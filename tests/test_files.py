@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import signal
@@ -96,6 +97,20 @@ def test_numbers_that_json_does_not_have_are_not_written(tmp_path: Path):
     with pytest.raises(ValueError):
         files.write_json(tmp_path / "a.json", {"x": float("nan")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_json_that_says_its_checksum_is_what_was_written_or_refused(tmp_path: Path):
+    path, document = tmp_path / "a.json", {"b": [1, 2.5, None, {"10": True, "9": "x"}], "a": {10: 1, 9: 2}}
+    files.write_json(path, document, checked=True)
+    assert files.read_json(path) == document | {"a": {"10": 1, "9": 2}}, "the checksum is not part of it"
+    whole = path.read_text()
+    path.write_text(whole.replace("2.5", "2.6"))
+    with pytest.raises(FileError, match=r"a\.json is not what was written\..*remove \"checksum\" from it\."):
+        files.read_json(path)
+    edited = json.loads(path.read_text())
+    del edited["checksum"]
+    files.write_json(path, edited)
+    assert files.read_json(path)["b"][1] == 2.6
 
 
 # -- one writer ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from lewm.cli.frame import console, print_grid
 from lewm.errors import ConfigError, LewmError, unknown_name
-from lewm.starting import INTERRUPTED, STATUS, interrupt_on_signals
+from lewm.starting import INTERRUPTED, STATUS, hear_lost_interrupts, interrupt_on_signals
 from lewm.version import __version__
 
 # What each verb does, in the order of a project; its file has the same name, and a function ``run(arguments)``.
@@ -36,6 +36,7 @@ VERBS = {
 
 def main() -> NoReturn:
     """Entry point of the `lewm` command."""
+    hear_lost_interrupts()
     status = run(sys.argv[1:])
     if status == STATUS:
         # Python remembers an interrupt that came within `exec`, as of dataclasses, and would end with another status.

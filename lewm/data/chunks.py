@@ -137,7 +137,8 @@ class InflateInPlace(InflateByCopy):
         self._address, self._decompressor = out.ctypes.data, LIBDEFLATE.libdeflate_alloc_decompressor()
 
     def __del__(self) -> None:
-        LIBDEFLATE.libdeflate_free_decompressor(self._decompressor)
+        if decompressor := getattr(self, "_decompressor", None):  # unless it was interrupted as it was made
+            LIBDEFLATE.libdeflate_free_decompressor(decompressor)
 
     def __call__(self, position: int, stored: bytes) -> str:
         place = self._address + position * self._size

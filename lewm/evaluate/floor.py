@@ -88,4 +88,4 @@ def _remember(path: Path, question: dict[str, Any], outcomes: tuple[Outcome, ...
         return
     episodes = [[each.index, each.solved_at_start, each.reached.astype(int).tolist()] for each in outcomes]
     with contextlib.suppress(FileError):  # nowhere to keep it: it is simulated again
-        write_json(path, {"question": question, "episodes": episodes})
+        write_json(path, {"question": question, "episodes": episodes}, checked=True)

@@ -1,9 +1,9 @@
 """The plans that an evaluation has made so far. On disk, an interrupted evaluation goes on from them.
 
 A journal is a file of JSON lines: the question that is being answered (model, settings, pairs), then the plans of each
-group of episodes as they were made. What the plans did is not kept: a world is a function of its start and of the
-actions, so a continued evaluation executes known plans again, which takes seconds, and searches for the missing ones
-only.
+group of episodes as they were made, behind their digest. What the plans did is not kept: a world is a function of its
+start and of the actions, so a continued evaluation executes known plans again, which takes seconds, and searches for
+the missing ones only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lewm.errors import FileError
-from lewm.files import disk_errors
+from lewm.files import disk_errors, json_digest
 from lewm.plan.inputs import Place
 from lewm.types import Plan
 
@@ -91,12 +91,10 @@ class Journal(Notes):
                 raise FileError(f"{self.path} has notes of another evaluation that was interrupted. {remedy}.")
             self._valid_bytes = file.tell()
             for line in file:
-                if not line.endswith(b"\n"):  # the last words of a process that was killed
+                made = _made(line)
+                if made is None:  # the last words of a process that was killed, or on a disk that is damaged
                     break
-                try:
-                    notes = {(index, number): Note.from_list(rest) for index, number, *rest in json.loads(line)}
-                except ValueError:  # a disk that was not asked in time
-                    break
+                notes = {(index, number): Note.from_list(rest) for index, number, *rest in made}
                 self.by_place.update(notes)
                 self._valid_bytes += len(line)
         self.earlier = len(self.by_place)
@@ -105,7 +103,8 @@ class Journal(Notes):
         super().add(made)
         with disk_errors(self.path):
             file = self._file = self._file or self._begin()
-            file.write(_line([[*place, *note.to_list()] for place, note in made.items()]))
+            notes = [[*place, *note.to_list()] for place, note in made.items()]
+            file.write(_line([json_digest(notes), notes]))
             file.flush()
 
     def _begin(self) -> BinaryIO:
@@ -127,6 +126,15 @@ class Journal(Notes):
         """Its question is answered."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+def _made(line: bytes) -> list[Any] | None:
+    """What a line says of plans, None if it is not what was written."""
+    try:
+        digest, notes = json.loads(line)
+    except (ValueError, TypeError):
+        return None
+    return notes if line.endswith(b"\n") and digest == json_digest(notes) else None
 
 
 def _line(values: Any) -> bytes:

@@ -126,7 +126,7 @@ class Evaluation:
             "episodes": self._episodes(),
             "config": to_dict(self.config),
         }
-        write_json(path, document)
+        write_json(path, document, checked=True)
 
     def _episodes(self) -> list[dict[str, Any]]:
         """What happened with each pair; nothing is said of recorded actions where there are none."""

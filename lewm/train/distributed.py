@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -181,10 +183,27 @@ def join_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
     if place.type == "cuda":
         torch.cuda.set_device(place)
     try:
-        yield _meet("nccl" if place.type == "cuda" else "gloo"), place
+        yield _hearing_signals(lambda: _meet("nccl" if place.type == "cuda" else "gloo")), place
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _hearing_signals(action: Callable[[], T]) -> T:
+    """What ``action`` returns, from a thread of its own: one that waits in C++ for other processes hears no Ctrl-C."""
+    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def act() -> None:
+        try:
+            answers.put((action(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    threading.Thread(target=act, daemon=True).start()
+    result, error = answers.get()
+    if error is not None:
+        raise error
+    return cast(T, result)
 
 
 def _meet(backend: str) -> Processes:

@@ -100,10 +100,10 @@ class Run:
         """Begin or continue: the checkpoint to continue from, if any, and what is wrong with newer ones."""
         earlier = self._earlier()
         if earlier is None:
-            write_json(self._description, to_dict(config))
+            write_json(self._description, to_dict(config), checked=True)
             return None, []
         # What is free may have changed, and an earlier version's description becomes one of this version.
-        write_json(self._description, to_dict(config))
+        write_json(self._description, to_dict(config), checked=True)
         checkpoint.recover(self.checkpoints)
         checkpoint.recover(self.series)
         return checkpoint.newest_whole(self.checkpoints)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from lewm import checkpoint
 from lewm.checked import Checked, to_dict
@@ -29,7 +29,7 @@ from lewm.data.stats import background
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import batch_indices, split_episodes
 from lewm.errors import CheckpointError, ConfigError, DataError, TrainingError
-from lewm.files import Kind, check_output, completing, disk_errors, only_writer
+from lewm.files import Kind, check_output, completing, disk_errors, json_digest, only_writer
 from lewm.model.decoder import FOREGROUND_WEIGHT, Decoder
 from lewm.rng import derive_seed, stream
 from lewm.train.loop import stop_on_signals
@@ -130,6 +130,8 @@ def read_about(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{problem}. Name another file, or train one.")
     if about["version"] > VERSION:
         raise CheckpointError(f"{path} was written by a newer lewm. Run `pip install --upgrade lewm`.")
+    if about.pop("digest", None) not in (None, json_digest(about)):
+        raise CheckpointError(f"{path} is not what was written (its SHA-256 differs). Train the decoder again.")
     return about
 
 
@@ -137,12 +139,9 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, Any]) 
     """Write a decoder, or one in training, whole or not at all."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     about = about | {"weights": checkpoint.weights_digest(plain)}
+    about |= {"digest": json_digest(about)}
     with completing(path) as temporary:
-        try:
-            save_file(plain, temporary, {FORMAT: json.dumps(about)})
-        except SafetensorError as error:  # as a full disk shows itself
-            raise OSError(str(error)) from error
-        temporary.chmod(0o644)
+        temporary.write_bytes(save(plain, {FORMAT: json.dumps(about)}))
 
 
 def _empty(subject: Subject, width: int | None, behind: Array | None = None) -> Decoder:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -89,6 +91,37 @@ def test_every_kind_of_interruption(debug_config: Config, tmp_path: Path, monkey
     assert [name for name in disturbed if not torch.equal(disturbed[name], undisturbed[name])] == []
     rows = read_metrics(run / "metrics.jsonl")
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, STEPS + 1))
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_who_waits_for_other_processes_hears_a_signal(debug_config: Config, tmp_path: Path, number: int) -> None:
+    """One of two, whose other never comes: PyTorch waits for it for an hour, and hears nothing."""
+    port = free_port()
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    environment = os.environ | ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "lewm", *training(debug_config, tmp_path / "run")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while True:  # until it listens
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.2)
+    process.send_signal(number)
+    try:
+        _, err = process.communicate(timeout=5)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err.startswith("Interrupted.")
+    assert not (tmp_path / "run").exists()
 
 
 # -- collecting -------------------------------------------------------------------------------------------------------

@@ -112,6 +112,18 @@ def test_a_word_that_was_cut_off_is_not_read(debug_model: LeWM, counted: Counted
     assert Journal(path, QUESTION).earlier == 2
 
 
+def test_a_plan_that_has_changed_is_made_again(tmp_path: Path):
+    path = tmp_path / "result.json.partial"
+    journal = Journal(path, QUESTION)
+    for index in range(3):
+        journal.add({(index, 0): Note(Plan(np.full((2, 2), 0.25, np.float32), 1.5, np.ones(2, np.float32)), 0.1)})
+    journal.close()
+    first, *lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b"0.25", b"0.75", 1)
+    path.write_bytes(b"".join([first, *lines]))
+    assert list(Journal(path, QUESTION).by_place) == [(0, 0)], "and so is what comes behind it"
+
+
 @pytest.mark.parametrize("content", [b'{"seed": 1}\n', b"my shopping list", b'{"seed": 0}\0\n'])
 def test_notes_of_another_question_are_neither_used_nor_lost(tmp_path: Path, content: bytes):
     path = tmp_path / "result.json.partial"

@@ -26,6 +26,7 @@ from lewm.evaluate.policies import AgentPolicy, RandomPolicy
 from lewm.evaluate.question import ask
 from lewm.evaluate.results import LABELS, Evaluation, model_files, read_rates
 from lewm.evaluate.runner import evaluate
+from lewm.files import read_json
 from lewm.methods.lewm import LeWM
 from lewm.plan.agent import Agent
 from lewm.presets import preset
@@ -317,7 +318,7 @@ def test_files_of_earlier_versions_are_read(debug_model: LeWM, tmp_path: Path):
     path = tmp_path / "result.json"
     evaluate(debug_model, preset("debug")).save(path)
     rates = read_rates(path)
-    document = json.loads(path.read_text())
+    document = read_json(path)
     earlier = LABELS | {"policy": "planning with the world model"}
     earlier["policy_strict"] = "planning with the world model, strict"
     known = [name for name in rates if "recorded" not in name]

@@ -35,7 +35,7 @@ from lewm.evaluate.runner import evaluate
 from lewm.export.card import CARD, _planner
 from lewm.export.commands import collect_command, eval_command, train_command
 from lewm.export.writer import export_run
-from lewm.files import json_digest
+from lewm.files import json_digest, read_json
 from lewm.methods.files import run_settings
 from lewm.methods.lewm import LeWM
 from lewm.plan.planner import Planner
@@ -240,7 +240,7 @@ def test_a_card_keeps_its_figures_as_long_as_the_weights_stay(
     assert contents(export_run(debug_run, exported)) == together
     assert contents(export_run(exported, tmp_path / "copies" / "toy")) == together
 
-    document = json.loads(again.read_text())
+    document = read_json(again)
     other = (document["rates"]["random"]["successes"] + 1) % 3
     document["rates"]["random"]["successes"] = other
     document["config"]["eval"]["workers"] = 2
