@@ -19,6 +19,7 @@ from typing import Protocol
 
 import torch
 
+from lewm.checked import flat
 from lewm.config import Config
 from lewm.data.windows import Windows, batch_indices
 from lewm.errors import TrainingError
@@ -148,7 +149,8 @@ def _agreed_dataset(config: Config, processes: Processes) -> Dataset:
     """The dataset, which must be the same for all processes, as must be their settings."""
     dataset = processes.together(lambda: open_dataset(config))
     if processes.count > 1:
-        processes.check_agreement("settings", decisive_settings(config))
+        # All that has to do with steps: a process that measures more often than others would wait for them for ever.
+        processes.check_agreement("settings", decisive_settings(config) | flat(config.train, "train."))
         processes.check_agreement("dataset", dataset.summary())
     return dataset
 

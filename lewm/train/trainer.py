@@ -142,8 +142,11 @@ class Trainer:
 
     def _everyone_stops(self) -> bool:
         """Whether to stop before this step: a signal to one process stops all of them at the same step."""
-        self.stop_requested = self.processes.any(self.stop_requested)
-        return self.stop_requested
+        # Only ever set: a signal that arrives during the vote came too late for it, and counts in the next.
+        if self.processes.any(self.stop_requested):
+            self.stop_requested = True
+            return True
+        return False
 
     def train_step(self) -> StepResult:
         """Train on the batch of this step; ``step`` is for the caller to count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import signal
@@ -21,7 +22,8 @@ from lewm.data.windows import split_episodes
 from lewm.errors import DataError, FileError, TrainingError
 from lewm.files import read_json, write_json
 from lewm.methods.lewm import LeWM
-from lewm.train import trainer
+from lewm.train import distributed, trainer
+from lewm.train.distributed import Processes
 from lewm.train.logs import read_metrics
 from lewm.train.loop import train
 from lewm.train.trainer import SilentMonitor
@@ -93,6 +95,19 @@ def undisturbed(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) 
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     train(with_training(debug_config, out))
     return out
+
+
+class SignalledInTheVote(Processes):
+    """A signal arrives while the processes count their votes, too late for this one."""
+
+    votes = 0
+
+    def any(self, flag: bool) -> bool:
+        counted = super().any(flag)
+        SignalledInTheVote.votes += 1
+        if SignalledInTheVote.votes == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return counted
 
 
 # -- learning -------------------------------------------------------------------------------------------------
@@ -208,6 +223,18 @@ def test_many_interruptions_change_nothing(debug_config: Config, undisturbed: Pa
         train(config, monitor=Terminate(step))
     train(config)
     assert_same_run(tmp_path / "run", undisturbed)
+
+
+def test_a_signal_during_the_vote_counts_in_the_next_one(
+    debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(SignalledInTheVote, "votes", 0)
+    monkeypatch.setattr(distributed, "SINGLE", SignalledInTheVote())
+    with contextlib.suppress(KeyboardInterrupt):
+        train(with_training(debug_config, tmp_path))
+    newest = checkpoint.latest(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.name == "step_0000003"
 
 
 def test_a_finished_run_is_left_as_it_is(debug_config: Config, undisturbed: Path):
