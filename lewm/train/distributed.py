@@ -171,7 +171,9 @@ def _launched() -> tuple[int, int]:
         return 0, 1
     rank, count = (_number_of(name) for name in names)
     if rank >= count:
-        raise TrainingError(f"RANK must be less than WORLD_SIZE ({count}), got {rank}. Start the processes with torchrun.")
+        raise TrainingError(
+            f"RANK must be less than WORLD_SIZE ({count}), got {rank}. Start the processes with torchrun."
+        )
     return rank, count
 
 
