@@ -55,6 +55,20 @@ def read_rates(path: Path) -> dict[str, Rate]:
         raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
 
 
+def read_failures(path: Path) -> list[str]:
+    """A sentence for each episode in a results file that was lost to its simulator, and not to the policy."""
+    who = {"failure": "", "random_policy_failure": " with random actions", "recorded_failure": " with recorded actions"}
+    try:
+        return [
+            f"Episode {row['index']}{whose} counts as not reached: {row[name]}"
+            for row in read_json(path)["episodes"]
+            for name, whose in who.items()
+            if name in row
+        ]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
+
+
 @dataclass(frozen=True)
 class Times:
     """Wall-clock seconds of an evaluation in all, and of each of its plans."""
@@ -133,6 +147,7 @@ class Evaluation:
         rows = list(map(_episode, self.results, self.random_results))
         for row, recorded in zip(rows, self.recorded_results or (), strict=False):
             row |= {"recorded_success": recorded.success, "recorded_strict_success": recorded.strict_success}
+            row |= {"recorded_failure": recorded.failure} if recorded.failure else {}
         return rows
 
 
@@ -143,7 +158,8 @@ def model_files(folder: Path) -> dict[str, Any]:
 
 
 def _episode(result: EpisodeResult, random: Outcome) -> dict[str, Any]:
-    return {
+    failures = {"failure": result.failure, "random_policy_failure": random.failure}
+    row = {
         "index": result.index,
         "start": result.states[0].tolist(),
         "goal": result.goal.tolist(),
@@ -155,3 +171,4 @@ def _episode(result: EpisodeResult, random: Outcome) -> dict[str, Any]:
         "random_policy_strict_success": random.strict_success,
         "plan_costs": [finite(plan.cost) for plan in result.plans],
     }
+    return row | {name: failure for name, failure in failures.items() if failure}
