@@ -16,13 +16,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lewm import checkpoint
 from lewm.config import Config
+from lewm.data.collect import collect
 from lewm.data.stats import background
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import split_episodes
 from lewm.errors import DataError, FileError, TrainingError
 from lewm.files import read_json, write_json
 from lewm.methods.lewm import LeWM
-from lewm.train import distributed, trainer
+from lewm.train import distributed, inputs, trainer
 from lewm.train.distributed import Processes
 from lewm.train.logs import read_metrics
 from lewm.train.loop import train
@@ -87,6 +88,16 @@ class Notes(SilentMonitor):
 
     def note(self, message: str) -> None:
         self.notes.append(message)
+
+
+@pytest.fixture
+def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused is refused before frames are read, which may take an hour."""
+
+    def decode(*_: Any) -> NoReturn:
+        raise AssertionError("frames are read before it is refused")
+
+    monkeypatch.setattr(inputs, "open_frames", decode)
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +271,7 @@ def test_settings_that_do_not_change_the_weights_may_change(debug_config: Config
 # -- what is refused ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_decoding")
 @pytest.mark.parametrize("change", [{"lr": 0.5}, {"steps": 20}, {"final_lr_fraction": 1.0}, {"calibration_batches": 3}])
 def test_another_run_is_not_continued(debug_config: Config, undisturbed: Path, change: dict[str, Any]):
     before = files_below(undisturbed)
@@ -276,6 +288,16 @@ def test_a_run_is_not_continued_on_other_data(debug_config: Config, tmp_path: Pa
         train(replace(config, loader=replace(config.loader, val_fraction=0.3)))
 
 
+@pytest.mark.usefixtures("no_decoding")
+def test_another_dataset_is_refused_before_anything_is_done(debug_config: Config, undisturbed: Path, tmp_path: Path):
+    collect(debug_config.env, tmp_path / "other.h5", debug_config.collect, seed=5)
+    before = files_below(undisturbed)
+    with pytest.raises(TrainingError, match=r"was trained on another dataset.*Continue with the dataset the run began"):
+        train(replace(with_training(debug_config, undisturbed), data=tmp_path / "other.h5"))
+    assert files_below(undisturbed) == before
+
+
+@pytest.mark.usefixtures("no_decoding")
 def test_resume_never_refuses_a_run(debug_config: Config, undisturbed: Path):
     before = files_below(undisturbed)
     with pytest.raises(TrainingError, match=r"already holds a run.*--resume auto"):
@@ -283,6 +305,7 @@ def test_resume_never_refuses_a_run(debug_config: Config, undisturbed: Path):
     assert files_below(undisturbed) == before
 
 
+@pytest.mark.usefixtures("no_decoding")
 def test_a_folder_with_other_files_is_not_touched(debug_config: Config, tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("all my work")
     with pytest.raises(TrainingError, match=r"not empty and is not a training run.*--out"):
@@ -290,6 +313,7 @@ def test_a_folder_with_other_files_is_not_touched(debug_config: Config, tmp_path
     assert files_below(tmp_path) == {tmp_path / "thesis.tex": b"all my work"}
 
 
+@pytest.mark.usefixtures("no_decoding")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
