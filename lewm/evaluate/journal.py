@@ -95,7 +95,7 @@ class Journal(Notes):
                     break
                 try:
                     notes = {(index, number): Note.from_list(rest) for index, number, *rest in json.loads(line)}
-                except ValueError:  # a disk that was not asked in time
+                except (ValueError, TypeError, AttributeError):  # a disk that was not asked in time
                     break
                 self.by_place.update(notes)
                 self._valid_bytes += len(line)
