@@ -60,6 +60,8 @@ class Checked:
     def _check_kind(self, name: str, value: Any, hint: Any) -> None:
         """Type, finiteness and size of one setting."""
         choices = [part for part in _alternatives(hint) if typing.get_origin(part) is Literal]
+        if isinstance(value, str) and not _is_writable(value):
+            raise ConfigError(f"{self._named(name)} must be a text that can be written, got {value!a}.")
         if choices and isinstance(value, str):
             known = [choice for part in choices for choice in typing.get_args(part)]
             if value not in known:
@@ -130,9 +132,14 @@ def of_kind(kind: Any, value: Any, name: str) -> Any:
         raise ValueError(f"{name} must be finite, got {value}")
     if isinstance(value, int) and not -LARGEST_SEED <= value <= LARGEST_SEED:
         raise ValueError(f"{name} must be at most {LARGEST_SEED:,}")
-    if isinstance(value, str) and not value.isascii():
-        value.encode()  # half a character is a UnicodeEncodeError, a ValueError as well
+    if isinstance(value, str) and not _is_writable(value):
+        raise ValueError(f"{name} must be a text that can be written, got {value!a:.100}")
     return value
+
+
+def _is_writable(text: str) -> bool:
+    """Whether it has no halves of characters, which JSON can say and no file can hold."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 # -- to and from JSON ----------------------------------------------------------------------------------------------

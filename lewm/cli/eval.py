@@ -104,10 +104,11 @@ def run(arguments: list[str]) -> None:
     drawer = _drawer(args.decoder, source, args.device) if args.videos and can_plan(model) else None
     asked = eval_command(source, trained, config)
     evaluation = evaluate_with_progress(model, config, question, out, folder, console, asked)
+    rates, failures = read_rates(out), read_failures(out)
     if evaluation is None:
         say("This very question was answered before; nothing is done again.")
-    print_rates(read_rates(out))
-    for sentence in read_failures(out):
+    print_rates(rates)
+    for sentence in failures:
         say(sentence)
     say(f"Results: {out}")
     if args.videos:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from lewm.checked import of_kind
 from lewm.errors import ConfigError, DataError
+from lewm.evaluate.results import not_results
 from lewm.files import HEAD_BYTES, RESULTS, Kind, read_json
 
 Pair: TypeAlias = "tuple[int, tuple[float, ...], tuple[float, ...]]"
@@ -87,8 +88,7 @@ def read_entry(path: Path, name: str = "") -> Entry:
     try:
         return _entry(document, path, name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise DataError(f"{path} does not hold the results of `lewm eval` ({what}). Evaluate again.") from error
+        raise not_results(path, error) from error
 
 
 def _found(source: str) -> tuple[list[tuple[str, Path]], bool]:

@@ -67,7 +67,8 @@ def load_manifest(env_name: str, manifest: str | Path | None = None) -> Manifest
         loaded = replace(loaded, actions=_read_actions(_beside(source), loaded, entry.action_dim))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         expected = 'a JSON object {"environment": ID, "goal_offset": STEPS, "pairs": [{"start": STATE, "goal": STATE}]}'
-        raise ConfigError(f"{source} is no manifest ({error!r}). Expected {expected}.") from error
+        what = f"no {error}" if isinstance(error, KeyError) else error
+        raise ConfigError(f"{source} is no manifest ({what}). Expected {expected}.") from error
     if loaded.environment != entry.gym_id:
         remedy = f"Evaluate with --env {loaded.environment}, or choose another manifest"
         raise ConfigError(f"{source} has pairs of {loaded.environment}, not of {entry.gym_id}. {remedy}.")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lewm import checkpoint
-from lewm.checked import to_dict
+from lewm.checked import of_kind, to_dict
 from lewm.config import Config
 from lewm.envs.registry import env_entry
 from lewm.errors import DataError
@@ -50,9 +50,22 @@ def read_rates(path: Path) -> dict[str, Rate]:
     try:
         rates = by_name(read_json(path)["rates"])
         there = [name for name in LABELS if name in rates or name not in _SOMETIMES]
-        return {name: Rate(rates[name]["successes"], rates[name]["episodes"]) for name in there}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
+        return {name: _rate(rates[name], name) for name in there}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise not_results(path, error) from error
+
+
+def _rate(figures: Mapping[str, Any], name: str) -> Rate:
+    successes, episodes = (of_kind(int, figures[part], f"rates.{name}.{part}") for part in ("successes", "episodes"))
+    if not 0 <= successes <= episodes:
+        raise ValueError(f"rates.{name} has {successes} successes of {episodes} episodes")
+    return Rate(successes, episodes)
+
+
+def not_results(path: Path, error: Exception) -> DataError:
+    """What to raise for a file that is not as ``Evaluation.save`` writes it."""
+    what = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return DataError(f"{path} does not hold the results of `lewm eval` ({what}). Evaluate again.")
 
 
 def read_failures(path: Path) -> list[str]:
@@ -66,7 +79,7 @@ def read_failures(path: Path) -> list[str]:
             if name in row
         ]
     except (KeyError, TypeError) as error:
-        raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
+        raise not_results(path, error) from error
 
 
 @dataclass(frozen=True)
