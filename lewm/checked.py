@@ -60,6 +60,8 @@ class Checked:
     def _check_kind(self, name: str, value: Any, hint: Any) -> None:
         """Type, finiteness and size of one setting."""
         choices = [part for part in _alternatives(hint) if typing.get_origin(part) is Literal]
+        if isinstance(value, str) and not _is_writable(value):
+            raise ConfigError(f"{self._named(name)} must be a text that can be written, got {value!a}.")
         if choices and isinstance(value, str):
             known = [choice for part in choices for choice in typing.get_args(part)]
             if value not in known:
@@ -71,6 +73,8 @@ class Checked:
         numbers = value if isinstance(value, tuple) else (value,)
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
             self._require(False, name, "a finite number" if numbers is not value else "finite numbers")
+        if any(isinstance(number, float) and abs(number) > LARGEST for number in numbers):
+            self._require(False, name, f"at most {LARGEST:,}")
         if isinstance(value, int) and not isinstance(value, bool):
             largest = LARGEST_SEED if name == "seed" else LARGEST
             self._require(abs(value) <= largest, name, f"at most {largest:,}")
@@ -118,6 +122,24 @@ def _fits(value: Any, kind: Any) -> bool:
     if typing.get_origin(kind) is tuple:
         return isinstance(value, tuple) and all(_fits(item, typing.get_args(kind)[0]) for item in value)
     return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def of_kind(kind: Any, value: Any, name: str) -> Any:
+    """A value from somebody's file, which must be of this kind: a finite number, a text that can be written."""
+    if not any(_fits(value, part) for part in _alternatives(kind)):
+        raise ValueError(f"{name} must be {' or '.join(map(_called, _alternatives(kind)))}, got {value!r:.100}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if isinstance(value, int) and not -LARGEST_SEED <= value <= LARGEST_SEED:
+        raise ValueError(f"{name} must be at most {LARGEST_SEED:,}")
+    if isinstance(value, str) and not _is_writable(value):
+        raise ValueError(f"{name} must be a text that can be written, got {value!a:.100}")
+    return value
+
+
+def _is_writable(text: str) -> bool:
+    """Whether it has no halves of characters, which JSON can say and no file can hold."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 # -- to and from JSON ----------------------------------------------------------------------------------------------

@@ -235,11 +235,13 @@ class Outcome:
     """How one evaluation episode went. reached: whether the state counted as the goal after each action, bool (steps,).
 
     solved_at_start: whether it did so before anything was done.
+    failure: what the simulator said when it gave up, None: it did not. Such an episode reached nothing.
     """
 
     index: int
     solved_at_start: bool
     reached: Array
+    failure: str | None = field(default=None, kw_only=True)
 
     @property
     def steps(self) -> int:

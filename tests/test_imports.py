@@ -11,7 +11,7 @@ import lewm
 PACKAGE = Path(lewm.__file__).parent
 
 VOCABULARY = {"types", "errors", "rng", "version", "starting"}
-BASICS = VOCABULARY | {"checked", "config", "files", "retired", "user_modules"}
+BASICS = VOCABULARY | {"checked", "config", "files", "retired", "machine", "user_modules"}
 # What a run is made of, in the order in which it is built up.
 TRAINED = BASICS | {"checkpoint", "presets", "model", "methods", "data", "train"}
 EVALUATED = TRAINED | {"video", "frames", "envs", "plan", "evaluate"}
@@ -20,6 +20,7 @@ EVALUATED = TRAINED | {"video", "frames", "envs", "plan", "evaluate"}
 MAY_IMPORT = {
     **{part: set() for part in VOCABULARY},
     "files": VOCABULARY,
+    "machine": VOCABULARY,
     "user_modules": VOCABULARY,
     "checked": VOCABULARY,
     "config": VOCABULARY | {"checked"},

@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> None:
     from lewm.envs.registry import env_entry
     from lewm.evaluate import animation, flops
     from lewm.evaluate.question import ask
-    from lewm.evaluate.results import read_rates
+    from lewm.evaluate.results import read_failures, read_rates
     from lewm.evaluate.runner import evaluate
     from lewm.export.commands import eval_command
     from lewm.methods.files import load, read_facts, run_settings
@@ -104,14 +104,17 @@ def run(arguments: list[str]) -> None:
     drawer = _drawer(args.decoder, source, args.device) if args.videos and can_plan(model) else None
     asked = eval_command(source, trained, config)
     evaluation = evaluate_with_progress(model, config, question, out, folder, console, asked)
+    rates, failures = read_rates(out), read_failures(out)
     if evaluation is None:
         say("This very question was answered before; nothing is done again.")
-    print_rates(read_rates(out))
+    print_rates(rates)
+    for sentence in failures:
+        say(sentence)
     say(f"Results: {out}")
     if args.videos:
         few = replace(config, eval=replace(config.eval, episodes=args.videos))
         shown = evaluation or evaluate(model, few, elsewhere=True)  # results do not say what was seen
-        results = shown.results[: args.videos]
+        results = [result for result in shown.results[: args.videos] if not result.failure]
         imagined = None
         if drawer:
             from lewm.understand.plans import imagined_plans

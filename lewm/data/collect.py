@@ -11,7 +11,6 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from lewm.envs.registry import EnvEntry, env_entry, env_type, make_env, make_exp
 from lewm.envs.workers import Worker, know_env, wait_for_answers
 from lewm.errors import DataError, EnvError
 from lewm.files import DATASET, check_output, only_writer
+from lewm.machine import cores
 from lewm.rng import stream
 from lewm.types import Array, Demonstration, ProgressCallback
 
@@ -236,7 +236,7 @@ def _located_demonstrations(entry: EnvEntry, demos: str | None) -> str | None:
 
 def _generate(collection: _Collection, parts: Sequence[range]) -> Generator[int, None, None]:
     """Write the given parts, yielding the number of episodes of each when it is complete."""
-    count = min(collection.settings.workers or os.cpu_count() or 1, len(parts))
+    count = min(collection.settings.workers or cores(), len(parts))
     if count > 1:
         yield from _generate_with(count, collection, parts)
         return

@@ -33,13 +33,14 @@ from lewm.data.frames import Cache, open_frames
 from lewm.data.store import EpisodeStore, check_place
 from lewm.errors import DataError, FileError
 from lewm.files import completing, disk_errors, json_digest, only_writer, read_json, remove, write_json
+from lewm.machine import cores
 from lewm.types import Array, ProgressCallback
 
 FORM, VALUES, CHECKSUMS = "features.json", "features.npy", "checksums.txt"
 VERSION = 1
 DTYPES = ("<f2", "<f4")
 BLOCK_FRAMES = 128  # fills a GPU with a small encoder, and is little to do again
-READERS = min(8, os.cpu_count() or 1)  # threads that decode frames ahead of the encoder
+READERS = min(8, cores())  # threads that decode frames ahead of the encoder
 DIGEST_LETTERS = 16  # of the encoder's, in a folder's name
 NAME_LETTERS = 120  # the last of the encoder's, in the same: a path may be longer than a file system takes
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from lewm.errors import DataError
+from lewm.machine import free_memory
 from lewm.types import Array
 
 BLOCK_FRAMES = 64  # that a thread decodes at a time: much work per task, little memory
@@ -179,9 +180,5 @@ def free_bytes(device: torch.device) -> int:
     """Memory that can still be taken on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():  # not Linux: what is installed is the best that can be known
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of one training run, each of which asks
-    return int(fields["MemAvailable"].split()[0]) * 1024 // processes
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")  # of one training run, each of which asks
+    return free_memory() // max(1, int(processes) if processes.isdecimal() else 1)

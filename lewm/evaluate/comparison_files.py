@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from lewm.checked import of_kind
 from lewm.errors import ConfigError, DataError
+from lewm.evaluate.results import not_results
 from lewm.files import HEAD_BYTES, RESULTS, Kind, read_json
 
 Pair: TypeAlias = "tuple[int, tuple[float, ...], tuple[float, ...]]"
@@ -87,7 +88,7 @@ def read_entry(path: Path, name: str = "") -> Entry:
     try:
         return _entry(document, path, name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
+        raise not_results(path, error) from error
 
 
 def _found(source: str) -> tuple[list[tuple[str, Path]], bool]:
@@ -115,28 +116,41 @@ def _entry(document: Any, path: Path, name: str) -> Entry:
     episodes, config, times = document["episodes"], document["config"], document["times"]
     if not episodes:
         raise ValueError("episodes")
-    plans, flops = times["plans"], document.get("flops_per_plan")
-    settings, recorded = config["plan"], _outcomes(episodes, "recorded_")
+    plans = of_kind(int, times["plans"], "times.plans")
+    flops = of_kind(float | None, document.get("flops_per_plan"), "flops_per_plan")
+    seconds = of_kind(float, times["seconds_per_plan_p50"], "times.seconds_per_plan_p50")
+    solver, schedule = (of_kind(str, config["plan"][name], f"config.plan.{name}") for name in ("solver", "schedule"))
+    recorded = _outcomes(episodes, "recorded_")
     return Entry(
         name=name,
         path=path,
-        environment=document["environment"],
-        method=config.get("method", {}).get("name", "lewm"),  # before there were others
-        budget=config["eval"]["budget"],
-        manifest=config["eval"].get("manifest"),
-        pairs=tuple((each["index"], tuple(each["start"]), tuple(each["goal"])) for each in episodes),
+        environment=of_kind(str, document["environment"], "environment"),
+        method=of_kind(str, config.get("method", {}).get("name", "lewm"), "config.method.name"),  # once the only one
+        budget=of_kind(int, config["eval"]["budget"], "config.eval.budget"),
+        manifest=of_kind(str | None, config["eval"].get("manifest"), "config.eval.manifest"),
+        pairs=tuple(map(_pair, episodes)),
         outcomes={protocol: [_outcome(each[key]) for each in episodes] for protocol, key in PROTOCOLS.items()},
         random=_outcomes(episodes, "random_policy_"),
         recorded=recorded,
         nearest=tuple(_lowest(each["plan_costs"]) for each in episodes),
-        device=document["device"],
-        planner=f"{settings['solver']}, {settings['schedule']}" if plans else None,
-        seconds_per_plan=times["seconds_per_plan_p50"] if plans else None,
+        device=of_kind(str, document["device"], "device"),
+        planner=f"{solver}, {schedule}" if plans else None,
+        seconds_per_plan=seconds if plans else None,
         flops_per_plan=flops,
         flops_per_episode=flops and flops * plans / len(episodes),
-        command=document.get("command"),
-        digest=document.get("question"),
+        command=of_kind(str | None, document.get("command"), "command"),
+        digest=of_kind(str | None, document.get("question"), "question"),
     )
+
+
+def _pair(episode: dict[str, Any]) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
+    """Number, start and goal of an episode."""
+    start, goal = (
+        tuple(of_kind(float, number, f"episodes.{name}") for number in episode[name]) for name in ("start", "goal")
+    )
+    if not start or len(start) != len(goal):
+        raise ValueError("episodes.start and .goal must be states")
+    return of_kind(int, episode["index"], "episodes.index"), start, goal
 
 
 def _outcomes(episodes: Sequence[dict[str, Any]], prefix: str) -> Outcomes | None:
@@ -147,13 +161,13 @@ def _outcomes(episodes: Sequence[dict[str, Any]], prefix: str) -> Outcomes | Non
 
 
 def _outcome(value: Any) -> bool | None:
-    if value not in (True, False, None):
-        raise ValueError(f"outcome, but {value!r}")
-    return value if value is None else bool(value)
+    outcome: bool | None = of_kind(bool | None, value, "an outcome")
+    return outcome
 
 
 def _lowest(costs: Sequence[float | None]) -> float | None:
-    return min((cost for cost in costs if cost is not None and math.isfinite(cost)), default=None)
+    known = [of_kind(float, cost, "episodes.plan_costs") for cost in costs if cost is not None]
+    return min(known, default=None)
 
 
 def _with_names(entries: list[Entry]) -> list[Entry]:

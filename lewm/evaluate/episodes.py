@@ -41,6 +41,7 @@ class Episode:
     """The record of one episode in progress; its environment may live in another process.
 
     plans: of a policy that plans.  effect: what the last actions did, None before the first.
+    failure: of its simulator, which ends the episode.
     """
 
     def __init__(self, number: int, spec: EpisodeSpec, opening: Opening) -> None:
@@ -49,23 +50,32 @@ class Episode:
         self.reached: list[bool] = []
         self.plans: list[Plan] = []
         self.effect: Effect | None = None
+        self.failure: str | None = None
 
     @property
     def steps(self) -> int:
-        """Primitive actions executed so far."""
+        """Primitive actions executed so far; all of them, if the simulator has failed."""
         return len(self.reached)
+
+    @property
+    def given_up(self) -> int:
+        """Of the last effect: primitive actions that nobody will decide upon, as the simulator has failed."""
+        return len(self.effect.reached) - len(self.effect.executed) if self.effect else 0
 
     def add(self, effect: Effect) -> None:
         """Write down what the last actions did."""
         self.effect = effect
         self.states.extend(effect.states)
         self.reached.extend(effect.reached)
+        if effect.failure is not None:
+            self.failure = f"its simulator failed after {len(self.states) - 1} steps: {effect.failure}"
+            self.reached = [False] * len(self.reached)
 
     def result(self) -> EpisodeResult:
         """What happened so far."""
         index, start_solved, reached = self.spec.index, self.opening.solved, np.array(self.reached)
         goal, states = np.array(self.spec.goal), np.stack(self.states)
-        return EpisodeResult(index, start_solved, reached, goal, states, tuple(self.plans))
+        return EpisodeResult(index, start_solved, reached, goal, states, tuple(self.plans), failure=self.failure)
 
 
 class Policy(Protocol):
@@ -102,6 +112,7 @@ def run_episodes(policy: Policy, task: Task, on_progress: ProgressCallback | Non
         decided = 0
         while fresh or executing:
             group = fresh.popleft() if fresh else _collected(worlds, executing.popleft())
+            decided += sum(episode.given_up for episode in group)
             if active := [episode for episode in group if episode.steps < task.budget]:
                 decided += _submit(policy, worlds, active, task.budget)
                 executing.append(active)

@@ -47,8 +47,11 @@ def _remembered(name: str, policy: Policy, task: Task, asked: dict[str, Any]) ->
     if known is not None:
         return known
     results = run_episodes(policy, task)
-    outcomes = tuple(Outcome(result.index, result.solved_at_start, result.reached) for result in results)
-    _remember(path, question, outcomes)
+    outcomes = tuple(
+        Outcome(result.index, result.solved_at_start, result.reached, failure=result.failure) for result in results
+    )
+    if not any(outcome.failure for outcome in outcomes):  # a simulator may have better days
+        _remember(path, question, outcomes)
     return outcomes
 
 

@@ -21,11 +21,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lewm.checked import of_kind
 from lewm.data.formats.demonstrations import demonstrations_digest
 from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.envs.registry import EnvEntry, env_entry, make_env
 from lewm.errors import ConfigError, unknown_name
-from lewm.files import json_digest, replacing
+from lewm.files import json_digest, read_json, replacing
 from lewm.rng import stream
 from lewm.types import Array, Demonstration, EpisodeSpec
 
@@ -62,11 +63,12 @@ def load_manifest(env_name: str, manifest: str | Path | None = None) -> Manifest
     entry = env_entry(env_name)
     source = _locate(entry, "paper" if manifest is None else str(manifest))
     try:
-        loaded = _from_document(json.loads(source.read_text()))
+        loaded = _from_document(read_json(source))
         loaded = replace(loaded, actions=_read_actions(_beside(source), loaded, entry.action_dim))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         expected = 'a JSON object {"environment": ID, "goal_offset": STEPS, "pairs": [{"start": STATE, "goal": STATE}]}'
-        raise ConfigError(f"{source} is no manifest ({error!r}). Expected {expected}.") from error
+        what = f"no {error}" if isinstance(error, KeyError) else error
+        raise ConfigError(f"{source} is no manifest ({what}). Expected {expected}.") from error
     if loaded.environment != entry.gym_id:
         remedy = f"Evaluate with --env {loaded.environment}, or choose another manifest"
         raise ConfigError(f"{source} has pairs of {loaded.environment}, not of {entry.gym_id}. {remedy}.")
@@ -184,8 +186,16 @@ def _as_text(settings: dict[str, Any], pairs: Sequence[dict[str, list[float]]]) 
 
 
 def _from_document(document: dict[str, Any]) -> Manifest:
-    pairs = tuple(
-        EpisodeSpec(index, tuple(map(float, pair["start"])), tuple(map(float, pair["goal"])))
-        for index, pair in enumerate(document["pairs"])
-    )
-    return Manifest(str(document["environment"]), int(document["goal_offset"]), pairs)
+    environment = of_kind(str, document["environment"], "environment")
+    goal_offset = of_kind(int, document["goal_offset"], "goal_offset")
+    pairs = [
+        EpisodeSpec(index, _state(pair, "start"), _state(pair, "goal"))
+        for index, pair in enumerate(of_kind(list, document["pairs"], "pairs"))
+    ]
+    if goal_offset < 1 or not pairs:
+        raise ValueError("goal_offset must be at least 1, and there must be a pair")
+    return Manifest(environment, goal_offset, tuple(pairs))
+
+
+def _state(pair: dict[str, Any], name: str) -> tuple[float, ...]:
+    return tuple(float(of_kind(float, number, name)) for number in of_kind(list, pair[name], name))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lewm import checkpoint
-from lewm.checked import to_dict
+from lewm.checked import of_kind, to_dict
 from lewm.config import Config
 from lewm.envs.registry import env_entry
 from lewm.errors import DataError
@@ -50,9 +50,36 @@ def read_rates(path: Path) -> dict[str, Rate]:
     try:
         rates = by_name(read_json(path)["rates"])
         there = [name for name in LABELS if name in rates or name not in _SOMETIMES]
-        return {name: Rate(rates[name]["successes"], rates[name]["episodes"]) for name in there}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
+        return {name: _rate(rates[name], name) for name in there}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise not_results(path, error) from error
+
+
+def _rate(figures: Mapping[str, Any], name: str) -> Rate:
+    successes, episodes = (of_kind(int, figures[part], f"rates.{name}.{part}") for part in ("successes", "episodes"))
+    if not 0 <= successes <= episodes:
+        raise ValueError(f"rates.{name} has {successes} successes of {episodes} episodes")
+    return Rate(successes, episodes)
+
+
+def not_results(path: Path, error: Exception) -> DataError:
+    """What to raise for a file that is not as ``Evaluation.save`` writes it."""
+    what = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return DataError(f"{path} does not hold the results of `lewm eval` ({what}). Evaluate again.")
+
+
+def read_failures(path: Path) -> list[str]:
+    """A sentence for each episode in a results file that was lost to its simulator, and not to the policy."""
+    who = {"failure": "", "random_policy_failure": " with random actions", "recorded_failure": " with recorded actions"}
+    try:
+        return [
+            f"Episode {row['index']}{whose} counts as not reached: {row[name]}"
+            for row in read_json(path)["episodes"]
+            for name, whose in who.items()
+            if name in row
+        ]
+    except (KeyError, TypeError) as error:
+        raise not_results(path, error) from error
 
 
 @dataclass(frozen=True)
@@ -133,6 +160,7 @@ class Evaluation:
         rows = list(map(_episode, self.results, self.random_results))
         for row, recorded in zip(rows, self.recorded_results or (), strict=False):
             row |= {"recorded_success": recorded.success, "recorded_strict_success": recorded.strict_success}
+            row |= {"recorded_failure": recorded.failure} if recorded.failure else {}
         return rows
 
 
@@ -143,7 +171,8 @@ def model_files(folder: Path) -> dict[str, Any]:
 
 
 def _episode(result: EpisodeResult, random: Outcome) -> dict[str, Any]:
-    return {
+    failures = {"failure": result.failure, "random_policy_failure": random.failure}
+    row = {
         "index": result.index,
         "start": result.states[0].tolist(),
         "goal": result.goal.tolist(),
@@ -155,3 +184,4 @@ def _episode(result: EpisodeResult, random: Outcome) -> dict[str, Any]:
         "random_policy_strict_success": random.strict_success,
         "plan_costs": [finite(plan.cost) for plan in result.plans],
     }
+    return row | {name: failure for name, failure in failures.items() if failure}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from lewm.config import Config
 from lewm.envs.registry import EnvEntry, env_entry, env_type
-from lewm.errors import PlanningError
+from lewm.errors import EnvError, PlanningError
 from lewm.evaluate.episodes import Task, run_episodes
 from lewm.evaluate.floor import random_outcomes, recorded_outcomes
 from lewm.evaluate.flops import plan_flops
@@ -16,6 +15,7 @@ from lewm.evaluate.manifest import load_manifest
 from lewm.evaluate.policies import AgentPolicy, NotedPlanner
 from lewm.evaluate.question import device_name
 from lewm.evaluate.results import Evaluation, Times
+from lewm.machine import cores
 from lewm.methods.base import Method
 from lewm.plan.agent import Agent
 from lewm.plan.policy import PlanningPolicy, policy_for
@@ -52,6 +52,8 @@ def evaluate(
 
     policy = AgentPolicy(agent, lambda states: env_type(config.env).proprio(states))
     results = run_episodes(policy, task, report)
+    if all(result.failure for result in results):  # not bad luck
+        raise EnvError(f"Every episode failed. The first: {results[0].failure}")
     times = Times(earlier + time.perf_counter() - started, tuple(notes.seconds))
     floor = random_outcomes(task, config.seed)
     ceiling = None if manifest.actions is None else recorded_outcomes(task, manifest.actions)
@@ -81,7 +83,7 @@ def _flops(agent: Agent) -> float | None:
 
 def _worker_count(asked: int, entry: EnvEntry, episodes: int) -> int:
     """Processes to use: as many as asked for; unasked, only a slow simulator is worth the talking between them."""
-    unasked = (os.cpu_count() or 1) if entry.slow else 1
+    unasked = cores() if entry.slow else 1
     return min(asked or unasked, episodes)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from lewm.envs.base import WorldEnv
 from lewm.envs.registry import EnvEntry, make_env
+from lewm.errors import EnvError, LewmError
 from lewm.types import Array, EpisodeSpec
 
 
@@ -56,12 +57,16 @@ class Effect:
 
     executed: the actions themselves, (n, action_dim).  frames: (m, R, R, 3), after the last m <= history blocks of
     them; none at the end of the budget, where nobody looks any more.
+
+    failure: what the simulator said when it gave up, None: it did not. Then there are fewer states, no frames, and
+    nothing is reached until the end of the budget.
     """
 
     states: Array
     reached: Array
     executed: Array
     frames: Array
+    failure: str | None = None
 
 
 class Worlds(Protocol):
@@ -104,15 +109,27 @@ class World:
         env, skip = self.env, self.setting.frame_skip
         # Clipped here, as the environment would: a plan's context is what was done, not what was wished.
         actions = np.clip(order.actions[: order.budget], env.action_space.low, env.action_space.high)
+        if not np.isfinite(actions).all():  # for which the simulator is not to blame
+            raise EnvError(f"An action must be finite, got {actions[~np.isfinite(actions).all(axis=1)][0]}.")
         goes_on = len(actions) < order.budget
         first_seen = max(0, len(actions) - self.setting.history * skip) if goes_on else len(actions)
         states, reached, frames = [], [], []
-        for done, action in enumerate(actions, start=1):
-            env.step(action)
-            states.append(env.state)
-            reached.append(env.goal_reached())
-            if done > first_seen and done % skip == 0:
-                frames.append(env.render())
+        try:
+            for done, action in enumerate(actions, start=1):
+                env.step(action)
+                state = env.state
+                if not np.isfinite(state).all():
+                    raise EnvError(f"its state is {state}")
+                states.append(state)
+                reached.append(env.goal_reached())
+                if done > first_seen and done % skip == 0:
+                    frames.append(env.render())
+        except MemoryError:
+            raise
+        except Exception as error:  # one episode that cannot go on is no reason to lose the others
+            what = str(error) if isinstance(error, LewmError) else repr(error)
+            nothing = np.zeros(order.budget, bool)
+            return Effect(np.array(states), nothing, actions, np.array([]), failure=" ".join(what.split()))
         return Effect(np.stack(states), np.array(reached), actions, np.array(frames))
 
 

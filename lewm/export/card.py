@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lewm import checkpoint
+from lewm.checked import of_kind
 from lewm.config import SCHEDULES, Config, EvalConfig, PlanConfig
 from lewm.envs.registry import env_entry
 from lewm.errors import DataError
-from lewm.evaluate.results import by_name, read_rates
+from lewm.evaluate.results import by_name, not_results, read_rates
 from lewm.evaluate.stats import Rate
 from lewm.export.commands import asked_for, collect_command, eval_command, train_command
 from lewm.files import read_json
@@ -44,10 +45,12 @@ class Evaluated:
         try:
             found = document["checkpoint"] and document["checkpoint"]["weights_sha256"]
             rates = read_rates(path)
-            seconds, config = document["times"]["seconds_per_plan_p50"], read_config(document["config"])
-            what = (config, document["goal_offset"], rates, seconds, document["device"], document["versions"])
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{path} does not hold the results of `lewm eval` (no {error}). Evaluate again.") from error
+            config, goal_offset = read_config(document["config"]), of_kind(int, document["goal_offset"], "goal_offset")
+            seconds = of_kind(float, document["times"]["seconds_per_plan_p50"], "times.seconds_per_plan_p50")
+            of_what = {name: of_kind(str, text, f"versions.{name}") for name, text in document["versions"].items()}
+            what = (config, goal_offset, rates, seconds, of_kind(str, document["device"], "device"), of_what)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise not_results(path, error) from error
         if found != digest:
             expected = f"SHA-256 {str(found)[:12]}… there, {digest[:12]}… exported here"
             remedy = "Export first, then give `lewm eval` the exported folder, and export again with its results"

@@ -157,18 +157,45 @@ SINGLE = Processes()
 
 def launched_rank() -> int:
     """This process's number among those that torchrun started, 0 without torchrun."""
-    return int(os.environ.get("RANK", 0))
+    return _launched()[0]
+
+
+def _launched() -> tuple[int, int]:
+    """This process's number, and how many torchrun started; (0, 1) without torchrun."""
+    names = ("RANK", "WORLD_SIZE")
+    if missing := [name for name in names if name not in os.environ]:
+        if len(missing) == 1:
+            (there,) = {*names} - {*missing}
+            raise TrainingError(
+                f"{there} is set and {missing[0]} is not, so it is unclear who takes part in this run. Unset {there} "
+                "to train in one process, or start several with torchrun."
+            )
+        return 0, 1
+    rank, count = (_number_of(name) for name in names)
+    if rank >= count:
+        raise TrainingError(
+            f"RANK must be less than WORLD_SIZE ({count}), got {rank}. Start the processes with torchrun."
+        )
+    return rank, count
+
+
+def _number_of(name: str, default: int = 0) -> int:
+    """A number that torchrun passes on in the environment."""
+    text = os.environ.get(name, str(default))
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
+        raise TrainingError(f"{name} must be a number from 0 up, got {text!r}. Start the processes with torchrun.")
+    return int(text)
 
 
 def restarts() -> int:
     """How often torchrun has started this run again, after it lost a process."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    return _number_of("TORCHELASTIC_RESTART_COUNT")
 
 
 @contextlib.contextmanager
 def join_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
     """Meet the other processes that torchrun started, if it did; yields them and the device to use here."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if _launched()[1] == 1:
         place = resolve_device(device)
         if place.type == "cuda" and place.index is not None:
             torch.cuda.set_device(place)
@@ -177,7 +204,7 @@ def join_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
     try:
         place = _local_device(device)
     except LewmError:
-        if os.environ.get("LOCAL_RANK", "0") != "0":
+        if _number_of("LOCAL_RANK") != 0:
             raise SystemExit(1) from None  # the first process of this machine says why
         raise
     if place.type == "cuda":
@@ -223,7 +250,7 @@ def _local_device(device: str) -> torch.device:
     """Each process of a machine has a GPU of its own, or all of them the CPU."""
     place = resolve_device(device)
     if place.type == "cuda":
-        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+        here, gpus = _number_of("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
         if place.index is not None:
             raise ConfigError(f"Under torchrun each process takes a GPU of its own: use --device cuda, not {device}.")
         if here > gpus:
@@ -231,7 +258,7 @@ def _local_device(device: str) -> torch.device:
                 f"torchrun started {here} processes on this machine, which has {gpus} GPUs. Each process needs its "
                 f"own: use --nproc-per-node {gpus}."
             )
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        return torch.device("cuda", _number_of("LOCAL_RANK"))
     if place.type != "cpu":
         raise ConfigError(f"Several processes can train on CUDA or on the CPU, not on {place}. Use --device cpu.")
     return place

@@ -64,6 +64,17 @@ class Dataset:
             proprio=action_stats(read_proprio(store)[in_training]) if config.method.inputs().proprio else None,
         )
 
+    def windows(self, config: Config, frames: Features | FrameSource | None = None) -> tuple[Windows, Windows]:
+        """Of training and of held-out episodes; without ``frames``, all that can be known before they are read."""
+        inputs = config.method.inputs()
+        training, validation = (Windows(self.store, frames, ids, inputs) for ids in (self.train_ids, self.val_ids))
+        if len(training) < config.train.batch_size:
+            raise DataError(
+                f"{config.data} gives {len(training)} training windows, fewer than one batch of "
+                f"{config.train.batch_size}. Collect more episodes or lower train.batch-size."
+            )
+        return training, validation
+
     def spread_frames(self) -> Array:
         """Some frames for training, evenly spaced: uint8 (N, R, R, 3)."""
         return spread_frames(self.store, self.train_ids, BACKGROUND_FRAMES)
@@ -123,17 +134,11 @@ def compute_features(dataset: Dataset, device: torch.device, note: Callable[[str
 
 def load_windows(config: Config, dataset: Dataset, device: torch.device) -> TrainingData:
     """Bring frames, or features of them, to where they fit, and cut the episodes into windows."""
-    inputs, loader, store = config.method.inputs(), config.loader, dataset.store
+    loader, store = config.loader, dataset.store
     frames: Features | FrameSource
     if dataset.encoder is None:
         frames = open_frames(store, loader.cache, loader.threads, device)
     else:
         whose = dataset.encoder.name, dataset.encoder.digest
         frames = Features(store, *whose, loader.cache, loader.threads, device)
-    training, validation = (Windows(store, frames, ids, inputs) for ids in (dataset.train_ids, dataset.val_ids))
-    if len(training) < config.train.batch_size:
-        raise DataError(
-            f"{config.data} gives {len(training)} training windows, fewer than one batch of "
-            f"{config.train.batch_size}. Collect more episodes or lower train.batch-size."
-        )
-    return TrainingData(training, validation, frames.description)
+    return TrainingData(*dataset.windows(config, frames), frames.description)

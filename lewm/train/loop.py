@@ -21,10 +21,12 @@ from typing import Protocol
 import torch
 
 from lewm import checkpoint
+from lewm.checked import flat
 from lewm.config import Config
 from lewm.data.windows import Windows, batch_indices
-from lewm.errors import TrainingError
+from lewm.errors import LewmError, TrainingError
 from lewm.methods.base import Method
+from lewm.methods.files import read_facts
 from lewm.rng import derive_seed
 from lewm.train.compiled import Compilation, compile_parts, wants_compiling
 from lewm.train.distributed import Processes, join_processes, restarts, share_batchnorm
@@ -33,8 +35,8 @@ from lewm.train.optim import make_optimizer
 from lewm.train.prefetch import Batches
 from lewm.train.run import Run, TrainingState, decisive_settings
 from lewm.train.step import CapturedStep, PlainStep, StepFunction, step_arithmetic
-from lewm.train.trainer import INITIAL_WEIGHTS, WINDOWS, SilentMonitor, Trainer, TrainingMonitor
-from lewm.types import Batch, Peers
+from lewm.train.trainer import INITIAL_WEIGHTS, WINDOWS, SilentMonitor, Trainer, TrainingMonitor, check_same_data
+from lewm.types import Batch, DataFacts, Peers
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,10 @@ def prepared(
     run = Run(config.out or Path("runs/train"), dataset.record())
     with contextlib.ExitStack() as stack:
         # Before the work: whoever may not write there need not wait for it.
-        processes.together(lambda: _claim(run, config, resume, stack) if processes.is_first else None)
+        processes.together(
+            lambda: _claim(run, config, resume, state.method.facts, stack) if processes.is_first else None
+        )
+        processes.together(lambda: dataset.windows(config))  # as do those whose dataset has too few
         fast, compilation = _compiled(state.method, config, device, processes, run)
         processes.together(lambda: compute_features(dataset, device, monitor.note) if processes.is_first else None)
         data = processes.together(lambda: load_windows(config, dataset, device))
@@ -156,7 +161,8 @@ def _agreed_dataset(config: Config, processes: Processes) -> Dataset:
     """The dataset, which must be the same for all processes, as must be their settings."""
     dataset = processes.together(lambda: open_dataset(config))
     if processes.count > 1:
-        processes.check_agreement("settings", decisive_settings(config))
+        # All that has to do with steps: a process that measures more often than others would wait for them for ever.
+        processes.check_agreement("settings", decisive_settings(config) | flat(config.train, "train."))
         processes.check_agreement("dataset", dataset.summary())
     return dataset
 
@@ -184,10 +190,16 @@ def _compiled(
     return fast, Compilation(fast, config) if early else None
 
 
-def _claim(run: Run, config: Config, resume: str, stack: contextlib.ExitStack) -> None:
+def _claim(run: Run, config: Config, resume: str, facts: DataFacts, stack: contextlib.ExitStack) -> None:
     """Make the run's folder ours for as long as ``stack`` lasts, unless it holds something else."""
     stack.enter_context(run.writing())
     run.check(config, resume)
+    if newest := checkpoint.latest(run.checkpoints):
+        then = None
+        with contextlib.suppress(LewmError):  # a damaged one is passed over later
+            then = read_facts(checkpoint.load_document(newest), newest)
+        if then is not None:
+            check_same_data(then, facts, newest)
 
 
 def _notes(data: TrainingData) -> Iterator[str]:

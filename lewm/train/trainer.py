@@ -46,6 +46,25 @@ class SilentMonitor:
     def step(self, step: int, total: int, values: dict[str, float]) -> None: ...
 
 
+_OTHER_DATA = "Continue with the dataset the run began with, or start another run with --out"
+
+
+def check_same_data(then: DataFacts, now: DataFacts, folder: Path) -> None:
+    """Raise when a checkpoint in ``folder`` learned from other data than a run does now."""
+    if then.digest not in (None, now.digest):
+        what, remedy = "another dataset", _OTHER_DATA
+        here = f"its digest was {str(then.digest)[:12]}, here it is {str(now.digest)[:12]}"
+    elif then.encoder != now.encoder:
+        what, remedy = (
+            "features of another encoder than its settings name now",
+            "Put that one there again, or start another run with --out",
+        )
+        here = f"its digest was {str(then.encoder)[:12]}, here it is {str(now.encoder)[:12]}"
+    else:
+        return
+    raise TrainingError(f"{folder} was trained on {what}; {here}. {remedy}.")
+
+
 class Trainer:
     """One training run, given its parts.
 
@@ -90,26 +109,17 @@ class Trainer:
         read = self.processes.together(lambda: Run.read(folder) if self.processes.is_first else None)
         saved = self.processes.from_first(read)
         assert saved is not None
-        self._check_same_data(saved.facts, saved.progress["windows"], folder)
+        self.processes.together(lambda: self._check_same_data(saved.facts, saved.progress["windows"], folder))
         self.processes.together(lambda: self.state.load(saved.weights, saved.moments, folder))
         self.step = self._saved_at = saved.progress["step"]
         self.last_checkpoint = folder
         self.monitor.note(f"Continuing {self.run.directory} at step {self.step}.")
 
     def _check_same_data(self, then: DataFacts, windows: int, folder: Path) -> None:
-        now = self.state.method.facts
-        # What earlier versions wrote says only how many windows there were.
-        if windows != len(self.data.training) or then.digest not in (None, now.digest):
-            what = "another dataset" if windows == len(self.data.training) else f"{windows} windows"
-            here = f"this dataset has {len(self.data.training)}, and its digest is {str(now.digest)[:12]}"
-            remedy = "Continue with the dataset the run began with, or start another run with --out"
-        elif then.encoder != now.encoder:
-            what = "features of another encoder than its settings name now"
-            here = f"its digest was {str(then.encoder)[:12]}, here it is {str(now.encoder)[:12]}"
-            remedy = "Put that one there again, or start another run with --out"
-        else:
-            return
-        self.processes.fail(TrainingError(f"{folder} was trained on {what}; {here}. {remedy}."))
+        check_same_data(then, self.state.method.facts, folder)
+        if windows != len(self.data.training):  # all that earlier versions wrote
+            here = f"this dataset has {len(self.data.training)}"
+            raise TrainingError(f"{folder} was trained on {windows} windows; {here}. {_OTHER_DATA}.")
 
     def fit(self) -> None:
         """Train up to config.train.steps, or until a stop is requested anywhere; ends with a checkpoint."""
@@ -142,8 +152,11 @@ class Trainer:
 
     def _everyone_stops(self) -> bool:
         """Whether to stop before this step: a signal to one process stops all of them at the same step."""
-        self.stop_requested = self.processes.any(self.stop_requested)
-        return self.stop_requested
+        # Only ever set: a signal that arrives during the vote came too late for it, and counts in the next.
+        if self.processes.any(self.stop_requested):
+            self.stop_requested = True
+            return True
+        return False
 
     def train_step(self) -> StepResult:
         """Train on the batch of this step; ``step`` is for the caller to count."""

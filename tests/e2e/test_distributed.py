@@ -175,6 +175,34 @@ def test_devices_that_processes_cannot_share(
         pass
 
 
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "1"}, "RANK is set and WORLD_SIZE is not"),
+        ({"RANK": "0"}, "RANK is set and WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set and RANK is not"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK must be less than WORLD_SIZE \(2\), got 2"),
+        ({"RANK": "1", "WORLD_SIZE": "1"}, "RANK must be less than WORLD_SIZE"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK must be less than WORLD_SIZE"),
+        ({"RANK": "first", "WORLD_SIZE": "2"}, "RANK must be a number from 0 up, got 'first'"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK must be a number from 0 up, got '-1'"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE must be a number from 0 up, got ''"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "could not find one another"),
+    ],
+)
+def test_half_a_launch_trains_nothing(
+    debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
+) -> None:
+    """Neither alone nor mute, nor waiting for processes that nobody has started."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TrainingError, match=message):
+        train(replace(debug_config, out=tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
 # -- whole runs under torchrun ----------------------------------------------------------------------------------------
 
 
@@ -285,7 +313,7 @@ def test_mistakes_are_explained_once_and_nothing_hangs(debug_config: Config, tmp
         from lewm import cli
         what, *arguments = sys.argv[1:]
         if os.environ["RANK"] == "1":
-            arguments.append({"settings": "--seed=1", "dataset": f"--data={what}"}.get(what, f"--data={what}"))
+            arguments.append({"settings": "--seed=1", "pace": "--train.log-every=2"}.get(what, f"--data={what}"))
         sys.exit(cli.run(arguments))
         """)
     )
@@ -298,6 +326,7 @@ def test_mistakes_are_explained_once_and_nothing_hangs(debug_config: Config, tmp
         ((*plain, *options(debug_config, run, 5, **{"batch-size": 9})), "must be a multiple of the 2 processes"),
         ((*plain, *options(debug_config, run, 5, **{"batch-size": 5000})), "fewer than one batch of 5000"),
         ((differ, "settings", *options(debug_config, run, 5)), "do not have the same settings: seed (0 / 1)"),
+        ((differ, "pace", *options(debug_config, run, 5)), "same settings: train.log_every (1 / 2)"),
         ((differ, str(other_data), *options(debug_config, run, 5)), "do not have the same dataset: digest ("),
         ((differ, "nowhere.h5", *options(debug_config, run, 5)), "Process 1: "),
     ]

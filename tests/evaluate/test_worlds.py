@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,10 +13,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
-from lewm.config import PlanConfig
+from lewm.config import Config, EvalConfig, PlanConfig
 from lewm.envs import registry
 from lewm.envs.registry import env_entry
 from lewm.errors import EnvError
@@ -23,10 +25,14 @@ from lewm.evaluate import episodes, runner
 from lewm.evaluate.episodes import Episode, Task, run_episodes
 from lewm.evaluate.manifest import load_manifest
 from lewm.evaluate.policies import AgentPolicy, RandomPolicy
+from lewm.evaluate.results import Evaluation, read_failures
+from lewm.evaluate.runner import evaluate
+from lewm.evaluate.stats import Rate
 from lewm.evaluate.worker import ProcessWorlds
 from lewm.evaluate.worlds import LocalWorlds, Order, Setting
 from lewm.methods.lewm import LeWM
 from lewm.plan.agent import Agent
+from lewm.plan.policy import PlanningPolicy
 from lewm.types import Array, EpisodeSpec
 
 SPECS = load_manifest("tworoom").first(5)
@@ -126,7 +132,7 @@ def test_groups_move_while_others_are_decided_upon():
 
 
 def test_slow_simulators_get_processes_unasked(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(runner, "cores", lambda: 16)
     quick, slow = env_entry("tworoom"), replace(env_entry("tworoom"), slow=True)
     assert runner._worker_count(0, quick, episodes=50) == 1
     assert runner._worker_count(0, slow, episodes=50) == 16
@@ -155,6 +161,78 @@ def test_a_worker_that_fails_says_why(processes: ProcessWorlds):
         processes.collect()
 
 
+@pytest.fixture
+def broken_worlds() -> Iterator[None]:
+    """The worlds "cliff" and "fog" are known, to workers as well."""
+    made = {name: f"cliff:{name.capitalize()}" for name in ("cliff", "fog")}
+    for name, place in made.items():
+        entry = replace(env_entry("tworoom"), name=name, gym_id=f"test/{name}-v0", entry_point=place)
+        registry.register_env(entry)
+    yield
+    for name in made:
+        gymnasium.registry.pop(registry.ENTRIES.pop(name).gym_id)
+
+
+class Right:
+    """Stands still, but for a block of steps to the right."""
+
+    history, frame_skip, image_size = 1, 5, 8
+
+    def begin(self, episodes: Sequence[Episode]) -> None: ...
+
+    def decide(self, episodes: Sequence[Episode]) -> list[Array]:
+        return [np.tile(np.float32([e.steps == 10, 0]), (5, 1)) for e in episodes]
+
+
+FAR, NEAR = ((22.0, 150.0), (47.0, 150.0)), ((48.0, 150.0), (48.0, 158.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("cliff", r"ArithmeticError('the solver\n diverged')"), ("fog", "its state is [nan nan]")]
+)
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.usefixtures("broken_worlds")
+def test_an_episode_whose_simulator_fails_counts_as_failed_and_the_others_go_on(workers: int, name: str, what: str):
+    specs = [EpisodeSpec(0, *FAR), EpisodeSpec(1, *NEAR), EpisodeSpec(2, *FAR)]
+    seen: list[tuple[int, int]] = []
+    first, lost, last = run_episodes(Right(), Task(name, specs, 20, workers, 2), lambda *at: seen.append(at))
+    assert (first.failure, last.failure) == (None, None)
+    assert (first.success, last.success, len(first.states)) == (True, True, 21)
+    assert lost.failure == f"its simulator failed after 10 steps: {what}"
+    assert (lost.success, lost.strict_success, lost.first_success) == (False, None, None), "it began at its goal"
+    assert lost.reached.tolist() == [False] * 20
+    assert lost.states.tolist() == [list(NEAR[0])] * 11
+    assert seen[-1][0] >= 55
+    assert {total for _, total in seen} == {60}
+
+
+@pytest.mark.usefixtures("broken_worlds")
+def test_failed_episodes_are_named_in_the_results_and_those_of_random_actions_too(
+    debug_model: LeWM, debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(PlanningPolicy, "decide", lambda _self, memories: [np.tile([1, 0], (5, 1)) for _ in memories])
+    pairs = [{"start": NEAR[0], "goal": FAR[0]}, {"start": (62.0, 150.0), "goal": (82.0, 150.0)}]
+    manifest = tmp_path / "pairs.json"
+    manifest.write_text(json.dumps({"environment": "test/cliff-v0", "goal_offset": 5, "pairs": pairs}))
+
+    def evaluated(count: int) -> Evaluation:
+        settings = EvalConfig(episodes=count, budget=20, manifest=str(manifest))
+        return evaluate(debug_model, replace(debug_config, env="cliff", eval=settings), elsewhere=True)
+
+    with pytest.raises(EnvError, match=r"^Every episode failed. The first: its simulator failed after 0 steps: Arith"):
+        evaluated(1)
+    path = tmp_path / "results.json"
+    evaluation = evaluated(2)
+    evaluation.save(path)
+    assert evaluation.rates()["policy"] == Rate(1, 2)
+    assert read_failures(path)[0].startswith("Episode 0 counts as not reached: its simulator failed after 0 steps")
+    rows = json.loads(path.read_text())["episodes"]
+    assert ["failure" in row for row in rows] == [True, False]
+    assert [row["success"] for row in rows] == [False, True]
+    random = [outcome.failure is not None for outcome in evaluation.random_results]
+    assert ["random_policy_failure" in row for row in rows] == random
+
+
 def test_a_worker_that_dies_is_noticed(processes: ProcessWorlds):
     processes.submit([Order(1, np.zeros((100_000, 2)), 200_000)])
     os.kill(processes._workers[1]._process.pid, signal.SIGKILL)
@@ -173,6 +251,9 @@ def test_closing_leaves_no_process(processes: ProcessWorlds):
 PARENT = """
 import time
 from lewm.evaluate.manifest import load_manifest
+from lewm.evaluate.results import Evaluation, read_failures
+from lewm.evaluate.runner import evaluate
+from lewm.evaluate.stats import Rate
 from lewm.evaluate.worker import ProcessWorlds
 from lewm.evaluate.worlds import Setting
 from lewm.envs.registry import env_entry

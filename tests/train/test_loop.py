@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import signal
@@ -17,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lewm import checkpoint
 from lewm.config import Config
+from lewm.data.collect import collect
 from lewm.data.stats import background
 from lewm.data.store import EpisodeStore
 from lewm.data.windows import split_episodes
@@ -24,7 +26,8 @@ from lewm.errors import ConfigError, DataError, FileError, TrainingError
 from lewm.files import json_digest, read_json, write_json
 from lewm.methods.files import run_settings
 from lewm.methods.lewm import LeWM
-from lewm.train import trainer
+from lewm.train import distributed, inputs, trainer
+from lewm.train.distributed import Processes
 from lewm.train.logs import read_metrics
 from lewm.train.loop import train
 from lewm.train.trainer import SilentMonitor
@@ -100,12 +103,35 @@ class Notes(SilentMonitor):
         self.notes.append(message)
 
 
+@pytest.fixture
+def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused is refused before frames are read, which may take an hour."""
+
+    def decode(*_: Any) -> NoReturn:
+        raise AssertionError("frames are read before it is refused")
+
+    monkeypatch.setattr(inputs, "open_frames", decode)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(debug_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of STEPS steps from beginning to end."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     train(with_training(debug_config, out))
     return out
+
+
+class SignalledInTheVote(Processes):
+    """A signal arrives while the processes count their votes, too late for this one."""
+
+    votes = 0
+
+    def any(self, flag: bool) -> bool:
+        counted = super().any(flag)
+        SignalledInTheVote.votes += 1
+        if SignalledInTheVote.votes == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return counted
 
 
 # -- learning -------------------------------------------------------------------------------------------------
@@ -220,6 +246,18 @@ def test_many_interruptions_change_nothing(debug_config: Config, undisturbed: Pa
     assert_same_run(tmp_path / "run", undisturbed)
 
 
+def test_a_signal_during_the_vote_counts_in_the_next_one(
+    debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(SignalledInTheVote, "votes", 0)
+    monkeypatch.setattr(distributed, "SINGLE", SignalledInTheVote())
+    with contextlib.suppress(KeyboardInterrupt):
+        train(with_training(debug_config, tmp_path))
+    newest = checkpoint.latest(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.name == "step_0000003"
+
+
 def test_a_finished_run_is_left_as_it_is(debug_config: Config, undisturbed: Path):
     before = files_below(undisturbed / "checkpoints")
     result = train(with_training(debug_config, undisturbed))
@@ -304,6 +342,7 @@ def test_other_arithmetic_is_said(debug_config: Config, tmp_path: Path, device: 
 # -- what is refused ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_decoding")
 @pytest.mark.parametrize("change", [{"lr": 0.5}, {"steps": 20}, {"final_lr_fraction": 1.0}, {"calibration_batches": 3}])
 def test_another_run_is_not_continued(debug_config: Config, undisturbed: Path, change: dict[str, Any]):
     before = files_below(undisturbed)
@@ -348,6 +387,16 @@ def test_a_run_is_not_continued_on_other_data(debug_config: Config, tmp_path: Pa
         train(replace(config, loader=replace(config.loader, val_fraction=0.3)))
 
 
+@pytest.mark.usefixtures("no_decoding")
+def test_another_dataset_is_refused_before_anything_is_done(debug_config: Config, undisturbed: Path, tmp_path: Path):
+    collect(debug_config.env, tmp_path / "other.h5", debug_config.collect, seed=5)
+    before = files_below(undisturbed)
+    with pytest.raises(TrainingError, match=r"was trained on another dataset.*Continue with the dataset the run began"):
+        train(replace(with_training(debug_config, undisturbed), data=tmp_path / "other.h5"))
+    assert files_below(undisturbed) == before
+
+
+@pytest.mark.usefixtures("no_decoding")
 def test_resume_never_refuses_a_run(debug_config: Config, undisturbed: Path):
     before = files_below(undisturbed)
     with pytest.raises(TrainingError, match=r"already holds a run.*--resume auto"):
@@ -355,6 +404,7 @@ def test_resume_never_refuses_a_run(debug_config: Config, undisturbed: Path):
     assert files_below(undisturbed) == before
 
 
+@pytest.mark.usefixtures("no_decoding")
 def test_a_folder_with_other_files_is_not_touched(debug_config: Config, tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("all my work")
     with pytest.raises(TrainingError, match=r"not empty and is not a training run.*--out"):
@@ -362,6 +412,7 @@ def test_a_folder_with_other_files_is_not_touched(debug_config: Config, tmp_path
     assert files_below(tmp_path) == {tmp_path / "thesis.tex": b"all my work"}
 
 
+@pytest.mark.usefixtures("no_decoding")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -7,7 +7,6 @@ Everything is read. What is wrong is collected, not raised, so that one look sho
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from lewm.data.probe import ERRORS
 from lewm.data.store import NOT_PER_ROW, EpisodeStore
 from lewm.errors import DataError, FileError
 from lewm.files import PICTURE, check_output, completing
+from lewm.machine import cores
 from lewm.types import Array, ProgressCallback
 
 BLOCK_FRAMES = 64  # that a thread decodes at a time
@@ -200,7 +200,7 @@ def _first_frames(columns: Columns, count: int) -> Array:
 
 def _scan(read: ReadFrames, count: int, starts: Array, on_progress: ProgressCallback | None) -> _Scan:
     """Decode every frame, several at a time."""
-    total, threads = _Scan(), os.cpu_count() or 1
+    total, threads = _Scan(), cores()
     begins = np.zeros(count, bool)
     begins[starts] = True
     blocks = [range(start, min(start + BLOCK_FRAMES, count)) for start in range(0, count, BLOCK_FRAMES)]

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from lewm.config import LARGEST_IMAGE
 from lewm.data.formats.exchange import EpisodeSource, FitFrames
 from lewm.data.formats.folder import DESCRIPTION, is_folder, read_folder, write_folder
 from lewm.data.formats.lerobot import is_lerobot, read_lerobot
@@ -26,6 +27,7 @@ Format = Literal["hdf5", "folder", "lerobot"]
 HDF5_SUFFIXES = (".h5", ".hdf5")
 # What the writer of a file adds itself, and what only holds for the very frames that were collected.
 WRITERS_ATTRIBUTES = ("format", "format_version", "lewm_version")
+MOST_FPS = 1000
 COLLECTION_ATTRIBUTES = ("generator", "resolution", "seed")
 
 
@@ -57,8 +59,9 @@ def convert(
     if target.exists():
         raise DataError(f"{target} exists already. Choose another name, or remove it first.")
     check_place(target, [source])
-    if fps < 1 or (resolution is not None and resolution < 1):
-        raise DataError(f"fps and resolution must be positive, got {fps} and {resolution}.")
+    if not 1 <= fps <= MOST_FPS or not (resolution is None or 1 <= resolution <= LARGEST_IMAGE):
+        limits = f"fps must be between 1 and {MOST_FPS:,}, and resolution between 1 and {LARGEST_IMAGE:,}"
+        raise DataError(f"{limits}, got {fps} and {resolution}.")
     episodes = _read(source, camera, functools.partial(fit_frames, resolution=resolution, crop=crop))
     if detect_format(source) != "hdf5" or resolution is not None or (form == "lerobot" and quality != "lossless"):
         # Perhaps not the episodes that were collected: `lewm collect` must not take them for its own and add to them.

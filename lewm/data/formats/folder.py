@@ -8,7 +8,6 @@ episode_000000/columns.npz          arrays (L, ...): "action" and any others
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from lewm.data.formats.exchange import EpisodeSource, decode_picture, plain_attr
 from lewm.data.new_file import Columns
 from lewm.errors import DataError
 from lewm.files import completing
+from lewm.machine import cores
 from lewm.types import Array
 
 DESCRIPTION, COLUMNS = "dataset.json", "columns.npz"
@@ -35,7 +35,7 @@ def is_folder(path: Path) -> bool:
 
 def write_folder(path: Path, source: EpisodeSource) -> None:
     """Write a plain folder, whole or not at all."""
-    with completing(path) as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with completing(path) as folder, ThreadPoolExecutor(cores()) as pool:
         folder.mkdir()
         count = 0
         for number, episode in enumerate(source.episodes):
@@ -74,7 +74,7 @@ def read_folder(path: Path) -> EpisodeSource:
         raise DataError(f"{path} has an incomplete set of episodes: expected {expected}, got {came}.")
 
     def episodes() -> Iterator[Columns]:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             for place in places:
                 yield _read_episode(place, stride, pool)
 

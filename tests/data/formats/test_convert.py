@@ -259,8 +259,8 @@ def test_mistakes_are_explained(write_tiny: WriteTiny, tmp_path: Path) -> None:
         ({"target": tmp_path / "there", "to": "folder"}, "there exists already"),
         ({"target": path}, "exists already"),
         ({"target": tmp_path / "new.h5", "camera": "top"}, "has no camera 'top'"),
-        ({"target": tmp_path / "new.h5", "resolution": 0}, "must be positive"),
-        ({"target": tmp_path / "new", "to": "lerobot", "fps": 0}, "must be positive"),
+        ({"target": tmp_path / "new.h5", "resolution": 0}, "resolution between 1 and"),
+        ({"target": tmp_path / "new", "to": "lerobot", "fps": 0}, "must be between 1 and"),
     ):
         with pytest.raises(DataError, match=message):
             convert(path, **options)  # type: ignore[arg-type]
