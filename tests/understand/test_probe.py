@@ -252,6 +252,7 @@ def test_states_that_were_changed_are_another_question(subject: Subject, planted
     """Embeddings stay as they are: frames and actions are the same."""
     shutil.copy(planted, tmp_path / "data.h5")
     with h5py.File(tmp_path / "data.h5", "r+") as file:
+        del file.attrs["checksums"]  # what is written is meant
         file["state"][0, 0] += 1.0
     with EpisodeStore(planted) as one, EpisodeStore(tmp_path / "data.h5") as other:
         assert one.digest == other.digest
