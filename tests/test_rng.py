@@ -50,7 +50,7 @@ IN_USE = Counter(
         "understand.monitor_calibration: stream(seed, _SPLIT)",
         "understand.regression: derive_seed(*seed, _ORDER)",
         "understand.regression: derive_seed(*seed, _WEIGHTS)",
-        "understand.surprise: stream(seed, _BOOTSTRAP, number)",
+        "understand.surprise_findings: stream(seed, _BOOTSTRAP, number)",
         "understand.trajectories: stream(seed, _DIRECTION, episode, number)",
         "understand.trajectories: stream(seed, _START, episode)",
         "understand.views: stream(seed, frames, _THINNED)",
@@ -70,7 +70,7 @@ PURPOSES = {
     "understand.decoder": {"INITIAL": 1, "ORDER": 2, "CHOICE": 3},
     "understand.monitor_calibration": {"_SPLIT": 34},
     "understand.regression": {"_WEIGHTS": 1, "_ORDER": 2},
-    "understand.surprise": {"_BOOTSTRAP": 33},
+    "understand.surprise_findings": {"_BOOTSTRAP": 33},
     "understand.trajectories": {"_START": 31, "_DIRECTION": 32},
     "understand.views": {"_SPLIT": 1, "_THINNED": 2},
 }

@@ -469,7 +469,7 @@ def test_an_import_that_fails_leaves_no_folder_that_is_in_use(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", disk_full)
+        patch.setattr(checkpoint, "write_tensors", disk_full)
         with pytest.raises(FileError, match="disk is full"):
             import_official(weights, config, out)
     assert not out.exists() or not any(out.iterdir())

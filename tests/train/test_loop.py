@@ -513,16 +513,16 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     debug_config: Config, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = with_training(debug_config, tmp_path / "run")
-    save_file = checkpoint.save_file
+    write_tensors = checkpoint.write_tensors
 
-    def disk_full_after_first_checkpoint(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def disk_full_after_first_checkpoint(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         if "step_0000004" not in str(path):
             path.write_bytes(b"half a file")
             raise OSError(errno.ENOSPC, "No space left on device")
-        save_file(tensors, path)
+        write_tensors(path, tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", disk_full_after_first_checkpoint)
+        patch.setattr(checkpoint, "write_tensors", disk_full_after_first_checkpoint)
         with pytest.raises(FileError, match=r"disk is full.*step_0000008.*start again"):
             train(config)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_0000004"]

@@ -115,11 +115,15 @@ from lewm.data.windows import split_episodes
 from lewm.understand import decoder
 from lewm.understand.subject import open_subject
 
-def half(tensors, path, metadata):
-    Path(path).write_bytes(b"half")
-    os.kill(os.getpid(), signal.SIGKILL)
+whole = Path.write_bytes
 
-decoder.save_file = half
+def half(path, content):
+    if ".safetensors" in path.name:
+        whole(path, content[: len(content) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(path, content)
+
+Path.write_bytes = half
 run, data, place = sys.argv[1:]
 settings = decoder.DecoderSettings(steps=1, batch_size=8, width=16)
 decoder.train_decoder(open_subject(run, "cpu"), EpisodeStore(data), settings, Path(place))
