@@ -25,7 +25,7 @@ from lewm.checked import of_kind
 from lewm.data.formats.demonstrations import demonstrations_digest
 from lewm.data.generate import HELD_OUT_SEED, generate_episode
 from lewm.envs.registry import EnvEntry, env_entry, make_env
-from lewm.errors import ConfigError, unknown_name
+from lewm.errors import ConfigError, FileError, unknown_name
 from lewm.files import json_digest, read_json, replacing
 from lewm.rng import stream
 from lewm.types import Array, Demonstration, EpisodeSpec
@@ -65,7 +65,7 @@ def load_manifest(env_name: str, manifest: str | Path | None = None) -> Manifest
     try:
         loaded = _from_document(read_json(source))
         loaded = replace(loaded, actions=_read_actions(_beside(source), loaded, entry.action_dim))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FileError, ValueError, KeyError, TypeError, AttributeError) as error:
         expected = 'a JSON object {"environment": ID, "goal_offset": STEPS, "pairs": [{"start": STATE, "goal": STATE}]}'
         what = f"no {error}" if isinstance(error, KeyError) else error
         raise ConfigError(f"{source} is no manifest ({what}). Expected {expected}.") from error

@@ -29,7 +29,7 @@ from lewm.cli.understand.common import SubjectArgs
 from lewm.config import Config
 from lewm.errors import LewmError
 from lewm.evaluate.manifest import load_manifest
-from lewm.files import write_json
+from lewm.files import read_json, write_json
 from lewm.methods.registry import method_names
 from lewm.presets import preset, read_config
 from lewm.retired import put
@@ -253,14 +253,14 @@ def documents(debug_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
     folder = tmp_path_factory.mktemp("documents")
     source = checkpoint.resolve(str(debug_run))
-    loaded, run = load(source, "cpu"), read_config(json.loads((debug_run / "config.json").read_text()))
+    loaded, run = load(source, "cpu"), read_config(read_json(debug_run / "config.json"))
     evaluate(loaded, run).save(folder / "results.json", model_files(source), ask(loaded, run), "lewm eval run")
     pairs = [dataclasses.asdict(pair) for pair in load_manifest("tworoom").first(2)]
     write_json(folder / "manifest.json", {"environment": "lewm/TwoRoom-v0", "goal_offset": 25, "pairs": pairs})
     shutil.copytree(debug_run, folder / "run")
     small = ("--device=cpu", "--eval.episodes=2", "--eval.budget=10", f"--out={folder / 'new.json'}")
     results, manifest, config = (folder / name for name in ("results.json", "manifest.json", "run/config.json"))
-    whole = {path: json.loads(path.read_text()) for path in (results, manifest, config)}
+    whole = {path: read_json(path) for path in (results, manifest, config)}
     for figures in whole[results]["rates"].values():  # what follows from the rest is not read
         for name in figures.keys() - {"successes", "episodes"}:
             del figures[name]

@@ -257,7 +257,7 @@ def test_the_shipped_model_stands_in_for_the_first_row(results: Results, tmp_pat
     assert page(tmp_path, tmp_path / "r").returncode == 0
     text = (tmp_path / "page.md").read_text()
     (of_card,) = (each for each in json.loads(CARD.read_text())["evaluations"] if each["settings"] == AS_THE_PAPER)
-    successes, total = of_card["rates"]["planning with the world model"]
+    successes, total = of_card["rates"]["policy"]
     cell = (
         rf"\| lewm \| {100 * successes / total:.1f} \[[\d.]+, [\d.]+\] \({total}, card\)<br>published: 87 \(paper\) \|"
     )

@@ -394,7 +394,8 @@ def test_a_gradient_solver_needs_a_model_with_gradients(debug_model: LeWM, monke
 @pytest.mark.usefixtures("nothing_may_run")
 def test_pairs_of_another_environment_are_refused(debug_model: LeWM, tmp_path: Path):
     path = tmp_path / "maze.json"
-    path.write_text(json.dumps({"environment": "lewm/Maze-v0", "goal_offset": 25, "pairs": []}))
+    pairs = [{"start": [1, 2], "goal": [3, 4]}]
+    path.write_text(json.dumps({"environment": "lewm/Maze-v0", "goal_offset": 25, "pairs": pairs}))
     config = preset("debug")
     with pytest.raises(ConfigError, match=r"has pairs of lewm/Maze-v0, not of lewm/TwoRoom-v0.*--env lewm/Maze-v0"):
         evaluate(debug_model, replace(config, eval=replace(config.eval, manifest=str(path))))

@@ -341,7 +341,7 @@ def test_settings_of_collecting_are_those_of_the_data(debug_config: Config, tmp_
     made = CollectConfig(episodes=9, resolution=28, workers=1, exploration=0.5)
     collect("tworoom", data, made)
     train(replace(debug_config, data=data, out=out))
-    stored = read_config(json.loads((out / "config.json").read_text())).collect
+    stored = read_config(read_json(out / "config.json")).collect
     folders = (checkpoint.resolve(out), export_run(out, tmp_path / "toy"))
     told = [run_settings(checkpoint.load_document(folder), folder).collect for folder in folders]
     assert [stored, *told] == [replace(made, workers=0)] * 3
