@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from lewm.errors import DataError
+from lewm.extras import import_extra
 from lewm.types import Array
 
 # lossless: every pixel comes back; PyAV and FFmpeg decode it, browsers do not. compact: plays everywhere.
@@ -35,11 +35,7 @@ def encode_gif(pictures: Sequence[Image.Image], durations: Sequence[int], colour
 
 def import_lerobot_extra(module: str) -> Any:
     """A module that the pip extra ``lerobot`` installs, or an error that names the extra."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        remedy = "Install it with: pip install 'lewm[lerobot]'"
-        raise DataError(f"MP4 and LeRobot files need the package {error.name!r}. {remedy}") from error
+    return import_extra(module, "lerobot", "MP4 and LeRobot files need", DataError)
 
 
 class Mp4Writer(contextlib.AbstractContextManager["Mp4Writer"]):

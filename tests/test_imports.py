@@ -10,7 +10,7 @@ import lewm
 
 PACKAGE = Path(lewm.__file__).parent
 
-VOCABULARY = {"types", "errors", "rng", "version", "starting"}
+VOCABULARY = {"types", "errors", "extras", "rng", "version", "starting"}
 BASICS = VOCABULARY | {"checked", "config", "files", "retired", "machine", "user_modules"}
 # What a run is made of, in the order in which it is built up.
 TRAINED = BASICS | {"checkpoint", "presets", "model", "methods", "data", "train"}
@@ -19,6 +19,7 @@ EVALUATED = TRAINED | {"video", "frames", "envs", "plan", "evaluate"}
 # What each part of lewm may import of the others. Nothing imports the command line.
 MAY_IMPORT = {
     **{part: set() for part in VOCABULARY},
+    "extras": {"errors"},
     "files": VOCABULARY,
     "machine": VOCABULARY,
     "user_modules": VOCABULARY,

@@ -24,7 +24,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from lewm.data import probe
+from lewm.data import untrusted
 from lewm.errors import DataError
 from lewm.files import json_digest
 from lewm.types import Array
@@ -40,7 +40,7 @@ def naming_damage(path: Path) -> Iterator[None]:
     """Name a file of which HDF5 cannot make sense; it has several kinds of errors for that."""
     try:
         yield
-    except probe.ERRORS as error:
+    except untrusted.ERRORS as error:
         said = f"{error}" or type(error).__name__
         raise DataError(f"{path} is damaged: {said}. Collect or download it again.") from error
 
@@ -60,7 +60,7 @@ def open_for_reading(path: Path) -> h5py.File:
 
 
 class _Probe:
-    """The other process, started when it is first asked; see ``lewm.data.probe``. Threads may share it."""
+    """The other process, started when it is first asked; see ``lewm.data.untrusted``. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -109,7 +109,7 @@ class _Probe:
             self.close()
         if self._process is None:
             # Where Ctrl-C does not reach it; it ends with us, who hold its input.
-            command, quiet = [sys.executable, "-P", probe.__file__], subprocess.DEVNULL
+            command, quiet = [sys.executable, "-P", untrusted.__file__], subprocess.DEVNULL
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": quiet}
             environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             self._process = subprocess.Popen(command, env=environ, start_new_session=True, **pipes)

@@ -19,6 +19,7 @@ import numpy as np
 from lewm.envs.base import Expert, ObsType, WorldEnv
 from lewm.envs.kinds import Kind
 from lewm.errors import EnvError, unknown_name
+from lewm.extras import import_extra
 from lewm.types import Demonstration
 from lewm.user_modules import import_user_modules
 
@@ -123,13 +124,9 @@ def pair_kinds(name: str) -> dict[str, Kind]:
 def _load(entry: EnvEntry, path: str) -> Any:
     """The object at "module:attribute"; a simulator that is not installed becomes an EnvError."""
     module, _, attribute = path.partition(":")
-    try:
+    if entry.extra is None:
         return getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if entry.extra is None:
-            raise
-        remedy = f"Install it with: pip install 'lewm[{entry.extra}]'"
-        raise EnvError(f"Environment {entry.name!r} needs the package {error.name!r}. {remedy}") from error
+    return getattr(import_extra(module, entry.extra, f"Environment {entry.name!r} needs", EnvError), attribute)
 
 
 for world in (

@@ -9,7 +9,6 @@ frames are brought before it: networks of one digest give one kind of features.
 from __future__ import annotations
 
 import contextlib
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from lewm.errors import CheckpointError, ConfigError
+from lewm.extras import import_extra
 from lewm.files import file_digest, json_digest
 from lewm.model.encoder import IMAGENET_MEAN, IMAGENET_STD
 from lewm.model.vit import Block, ViT
@@ -213,8 +213,5 @@ def _digest(kind: str, *parts: Path | Look, **settings: Any) -> str:
 
 
 def _imported(package: str, extra: str) -> ModuleType:
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        remedy = f"Install it with: pip install 'lewm[{extra}]'"
-        raise ConfigError(f"These features need the package {error.name!r}. {remedy}") from error
+    module: ModuleType = import_extra(package, extra, "These features need")
+    return module

@@ -10,5 +10,4 @@ report      everything that fits a world, on one page
 episodes    held-out episodes of the model's own world, of the kind that it was trained on
 targets     typed quantities of states, as what probes read; regression, views: how they read it
 probe       physical quantities in frozen embeddings, beside the paper's (published)
-extra       packages that only these need
 """

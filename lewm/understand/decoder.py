@@ -90,7 +90,7 @@ def decoder_place(folder: Path) -> Path:
 
 def load_decoder(path: Path, subject: Subject) -> Drawer:
     """The decoder in a file, which must be this model's."""
-    about = read_about(path)
+    about = read_about(path, subject.source)
     check_owner(about, path, subject.digest, subject.source)
     tensors = checkpoint.read_tensors(path)
     decoder = _empty(subject, about["settings"]["width"])
@@ -116,10 +116,10 @@ def check_owner(about: dict[str, Any], path: Path, digest: str, source: str) -> 
         raise CheckpointError(f"{path} is the decoder of another model {whose}. {remedy}.")
 
 
-def read_about(path: Path) -> dict[str, Any]:
-    """What a decoder's file says of it."""
+def read_about(path: Path, source: str = "CHECKPOINT") -> dict[str, Any]:
+    """What a decoder's file says of it. source: the model that one is wanted for."""
     if not path.is_file():
-        raise CheckpointError(f"There is no decoder at {path}. Train one: lewm understand decode CHECKPOINT --train.")
+        raise CheckpointError(f"There is no decoder at {path}. Train one: lewm understand decode {source} --train.")
     problem = f"{path} is no decoder that lewm wrote"
     try:
         with disk_errors(path), safe_open(path, "pt") as file:

@@ -22,9 +22,9 @@ from lewm.data.store import EpisodeStore
 from lewm.envs.registry import make_env
 from lewm.errors import ConfigError
 from lewm.evaluate.comparison_tables import NONE, Table
+from lewm.extras import import_extra
 from lewm.files import completing
 from lewm.types import Array, ProgressCallback
-from lewm.understand.extra import extra
 from lewm.understand.figures import FAINT, canvas, colours_of, styled
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.looking import look, remarks_on
@@ -184,7 +184,7 @@ def tsne(components_NC: Array, seed: int) -> Array | None:
     if not scale > 0:  # scikit-learn would crash
         return None
     try:
-        manifold = extra("sklearn.manifold")
+        manifold = import_extra("sklearn.manifold", "understand")
     except ConfigError:
         return None
     perplexity = min(30.0, (len(components_NC) - 1) / 3)
@@ -204,7 +204,7 @@ def distances(z_ND: Array) -> Array:
 
 def rank_correlation(grid: Grid, z_ND: Array) -> float | None:
     """Spearman's, of distances on the grid and between embeddings; None where embeddings are all the same."""
-    spearmanr = extra("scipy.stats").spearmanr
+    spearmanr = import_extra("scipy.stats", "understand").spearmanr
     upper = np.triu_indices(len(z_ND), 1)
     on_grid, latent = np.linalg.norm(grid.between(), axis=-1)[upper], distances(z_ND)[upper]
     return float(spearmanr(on_grid, latent).statistic) if np.ptp(latent) > 0 else None

@@ -20,10 +20,10 @@ import numpy as np
 
 from lewm.data.store import EpisodeStore
 from lewm.errors import ConfigError, DataError, LewmError
+from lewm.extras import import_extra
 from lewm.files import check_output, json_digest, leaving_no_empty_folders, only_writer
 from lewm.types import ProgressCallback
 from lewm.understand.episodes import another_kind
-from lewm.understand.extra import extra
 from lewm.understand.findings import Findings, read_findings, write_findings
 from lewm.understand.foresight import Foresight, squared_distance
 from lewm.understand.states import recorded_states
@@ -86,7 +86,7 @@ def surprise(
     """
     settings = settings or SurpriseSettings()
     changes, foresight = check_subject(subject), Foresight(subject.model)
-    extra("scipy.stats")  # its absence is said now, not after the work
+    import_extra("scipy.stats", "understand")  # its absence is said now, not after the work
     excerpt = _excerpt(foresight, settings)
     asked = asked_of(subject, store, settings)
     check_output(out / ROWS, MATCHED_ROWS, [store.path])

@@ -11,9 +11,9 @@ import numpy as np
 from lewm.errors import ConfigError
 from lewm.evaluate.comparison_tables import NONE, Table
 from lewm.evaluate.stats import holm
+from lewm.extras import import_extra
 from lewm.rng import stream
 from lewm.types import Array
-from lewm.understand.extra import extra
 from lewm.understand.findings import Findings
 from lewm.understand.subject import Subject
 from lewm.understand.surprise_rows import Row
@@ -137,7 +137,7 @@ def _paired(changed: Array, plain: Array) -> tuple[float | None, float | None]:
     spread = float(difference.std(ddof=1))
     if spread < 1e-9 * max(1.0, float(np.abs(difference).max())):
         return None, None
-    return float(extra("scipy.stats").ttest_rel(*logs).pvalue), float(difference.mean() / spread)
+    return float(import_extra("scipy.stats", "understand").ttest_rel(*logs).pvalue), float(difference.mean() / spread)
 
 
 def auroc(positive: Array, negative: Array) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from lewm.config import CollectConfig
-from lewm.data import hdf5, probe
+from lewm.data import hdf5, untrusted
 from lewm.data.collect import collect
 from lewm.data.formats.check import check
 from lewm.data.formats.convert import convert
@@ -288,7 +288,7 @@ def test_a_file_that_crashes_the_library_is_refused(
 ) -> None:
     """As a real crash depends on HDF5's version, here the other process is made to die of a certain file."""
     code = (
-        Path(probe.__file__)
+        Path(untrusted.__file__)
         .read_text()
         .replace(
             "def problem_of(path: str) -> str:",
@@ -299,7 +299,7 @@ def test_a_file_that_crashes_the_library_is_refused(
     fatal.write_text(code.replace("os.abort()\n\n", "os.abort()\n"))
     looking = hdf5._Probe()
     monkeypatch.setattr(hdf5, "PROBE", looking)
-    monkeypatch.setattr(probe, "__file__", str(fatal))
+    monkeypatch.setattr(untrusted, "__file__", str(fatal))
     good, bad = write_tiny([5], "good.h5"), tmp_path / "bad.h5"
     bad.write_bytes(good.read_bytes())
     os.utime(bad, ns=(1, 1))
@@ -318,7 +318,7 @@ def test_a_file_that_keeps_the_library_busy_is_refused(
     endless.write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setattr(hdf5, "PROBE", hdf5._Probe())
     monkeypatch.setattr(hdf5, "PATIENCE", 0.2)
-    monkeypatch.setattr(probe, "__file__", str(endless))
+    monkeypatch.setattr(untrusted, "__file__", str(endless))
     started = time.monotonic()
     with pytest.raises(DataError, match="makes HDF5 fail"):
         EpisodeStore(path)

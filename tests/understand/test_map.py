@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -69,12 +70,7 @@ def test_t_sne_keeps_neighbours(debug_run: Path) -> None:
 
 
 def test_without_scikit_learn_the_rest_is_there(debug_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(module: str) -> object:
-        if module.startswith("sklearn"):
-            raise ConfigError("not here")
-        return importlib.import_module(module)
-
-    monkeypatch.setattr(maps, "extra", missing)
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     found = latent_map(seer(debug_run, "place", place), QUICK)
     assert set(found.numbers["sheets"][0]["planes"]) == {"PCA"}
     assert any("lewm[understand]" in sentence for sentence in found.sentences)

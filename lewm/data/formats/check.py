@@ -19,8 +19,8 @@ from PIL import Image, ImageDraw, ImageFont
 from lewm.data.chunks import filters_of
 from lewm.data.hdf5 import checksum, naming_damage, open_for_reading, read_attributes, read_checksums, read_whole
 from lewm.data.new_file import Columns
-from lewm.data.probe import ERRORS
 from lewm.data.store import NOT_PER_ROW, EpisodeStore
+from lewm.data.untrusted import ERRORS
 from lewm.errors import DataError, FileError
 from lewm.files import PICTURE, check_output, completing
 from lewm.machine import cores

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from lewm.errors import ConfigError
-from lewm.understand.extra import extra
+from lewm.extras import import_extra
 
 
 def test_a_package_that_is_there_is_imported_and_one_that_is_not_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert extra("json").loads("[1]") == [1]
+    assert import_extra("json", "understand").loads("[1]") == [1]
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ConfigError, match=r"'sklearn'.*lewm\[understand\]"):
-        extra("sklearn")
+        import_extra("sklearn", "understand")
